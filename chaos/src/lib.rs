@@ -1,0 +1,1 @@
+//! Faults under load, and the invariants that must hold.

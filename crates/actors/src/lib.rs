@@ -1,0 +1,1 @@
+//! Mailboxes, timers and supervision around the pure core.

@@ -1,0 +1,1 @@
+//! The HTTP edge: data plane, streaming relay, admin plane.

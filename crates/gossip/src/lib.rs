@@ -1,0 +1,1 @@
+//! Replicas tell each other what a hash cannot know.

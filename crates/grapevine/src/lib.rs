@@ -1,0 +1,1 @@
+//! The one binary: CLI, configuration, wiring, demo and load.

@@ -1,0 +1,1 @@
+//! Discrete-event simulation of many replicas over many engines on the real core.

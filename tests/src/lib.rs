@@ -1,0 +1,1 @@
+//! Field cases and cluster tests over real sockets.
