@@ -1,0 +1,139 @@
+//! What replicas tell each other, as plain data: the schema of the gossip, without its transport.
+//!
+//! Facts are absolute states and never increments, so that a lost or repeated message can't skew a sum
+//! (invariant I-03). Load facts belong to their origin and die with it. Ledger records describe an
+//! engine's cache; any live replica keeps them and serves them on.
+
+use serde::{Deserialize, Serialize};
+
+use crate::endpoint::EndpointSpec;
+use crate::{BlockHash, EndpointId, ReplicaId, SessionKey};
+
+/// What a replica says of itself, many times a second.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Pulse {
+    /// When this incarnation of the replica began, as a number that only grows with each restart.
+    pub epoch: u64,
+    /// Grows with every pulse of one epoch: an older pulse never replaces a newer one.
+    pub version: u64,
+    /// Whether the replica takes requests.
+    pub ready: bool,
+    /// Whether it is on its way out.
+    pub draining: bool,
+    /// Its own work in flight, for each endpoint where that is not all zero.
+    pub load: Vec<LoadRow>,
+    /// What it saw at the endpoints whose scrape it owns.
+    pub observed: Vec<ObservedRow>,
+    /// The speed it has learned from its own requests.
+    pub speed: Vec<SpeedRow>,
+    /// The endpoints that it has ejected, as hints to the others.
+    pub ejected: Vec<EndpointId>,
+}
+
+/// One replica's own work at one endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadRow {
+    /// Where.
+    pub endpoint: EndpointId,
+    /// Requests whose last byte has not come.
+    pub running: u32,
+    /// Uncached prompt tokens of those whose first token has not come.
+    pub prefill_tokens: u32,
+    /// Output tokens still expected of those that decode.
+    pub decode_tokens: u32,
+    /// Prompt tokens placed here lately, decayed and quantised; settles ties only.
+    pub placed_tokens: u32,
+}
+
+/// One look at an engine's own figures.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ObservedRow {
+    /// Which endpoint.
+    pub endpoint: EndpointId,
+    /// How old the look was when it was told, in ms.
+    pub age_ms: u32,
+    /// Requests that the engine runs.
+    pub running: u32,
+    /// Requests that wait in the engine.
+    pub waiting: u32,
+    /// Share of its KV blocks in use, 0 to 1; `None` if it does not say.
+    pub kv_ratio: Option<f32>,
+    /// Which life of the engine this is (its process start, in s); 0 if unknown.
+    pub engine_epoch: u64,
+}
+
+/// What one replica has learned of one endpoint's speed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SpeedRow {
+    /// Which endpoint.
+    pub endpoint: EndpointId,
+    /// Microseconds per uncached prompt token.
+    pub prefill_us_per_token: f32,
+    /// Microseconds between output tokens of one request, at the batch it usually has.
+    pub itl_us: f32,
+    /// How much the figures weigh: requests behind them, at most 1,000.
+    pub samples: u16,
+}
+
+/// A fact about an engine's cache, a session's home or the endpoint list.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum LedgerRecord {
+    /// These leading blocks of a prompt are believed warm at the endpoint.
+    Place {
+        /// Where.
+        endpoint: EndpointId,
+        /// The chained hashes, shallowest first; each names all before it, so a part of a path is enough.
+        blocks: Vec<BlockHash>,
+    },
+    /// They are not, after all.
+    Withdraw {
+        /// Where.
+        endpoint: EndpointId,
+        /// Which blocks.
+        blocks: Vec<BlockHash>,
+    },
+    /// The engine began a new life: nothing placed before is warm.
+    Clear {
+        /// Where.
+        endpoint: EndpointId,
+        /// The life that began.
+        engine_epoch: u64,
+    },
+    /// A session (or a response id) lives at the endpoint.
+    Pin {
+        /// Whose home.
+        key: SessionKey,
+        /// Where.
+        endpoint: EndpointId,
+    },
+    /// A change to the endpoint list made by an operator at some replica.
+    Admin(AdminFact),
+}
+
+/// An operator's change, kept by all replicas and surviving its origin. Of two for one endpoint the one
+/// with the higher `(counter, replica)` holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AdminFact {
+    /// Which endpoint.
+    pub endpoint: EndpointId,
+    /// What was done.
+    pub operation: AdminOperation,
+    /// Lamport counter.
+    pub counter: u64,
+    /// Where it was done.
+    pub replica: ReplicaId,
+}
+
+/// What an operator can do to the endpoint list.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum AdminOperation {
+    /// Add it (or take back its removal or drain).
+    Add(EndpointSpec),
+    /// Remove it.
+    Remove,
+    /// Give it nothing new; remove it once it is idle or the time is up.
+    Drain {
+        /// How long its requests may still run, in ms from when the fact is first heard.
+        deadline_ms: u64,
+    },
+}
