@@ -45,6 +45,22 @@ pub struct LoadRow {
     pub placed_tokens: u32,
 }
 
+/// Some of a replica's load rows, told as soon as they changed rather than with its next pulse.
+///
+/// Unlike a pulse this is partial: an endpoint without a row here is unchanged, and a row that is all zero
+/// says that nothing is left there. Each row is absolute. `epoch` and `version` count as in [`Pulse`], on
+/// one scale; whoever carries facts hands none on that is older than one it handed on before, so that a
+/// receiver applies pulses and pushes in the order in which they come.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadPush {
+    /// Which incarnation of the replica speaks.
+    pub epoch: u64,
+    /// When in its epoch, on the scale of [`Pulse::version`].
+    pub version: u64,
+    /// The rows that changed.
+    pub rows: Vec<LoadRow>,
+}
+
 /// One look at an engine's own figures.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ObservedRow {
