@@ -12,6 +12,8 @@ mod time;
 
 pub mod endpoint;
 pub mod facts;
+pub mod lifecycle;
+pub mod retry;
 
 pub use ids::{BlockHash, EndpointId, ReplicaId, SessionKey};
 pub use time::Moment;

@@ -1,0 +1,186 @@
+//! What a lifecycle is told and what it answers.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::outcome::Outcome;
+use crate::EndpointId;
+use crate::endpoint::Signal;
+use crate::retry::LegFailure;
+
+/// What happened to a request. One driver tells these; whatever their order, the request ends once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// No endpoint has room: it waits for its turn.
+    Queued,
+    /// A leg was sent to an endpoint, whose charge the driver holds from here to [`Effect::Release`].
+    Dispatched {
+        /// Where.
+        endpoint: EndpointId,
+    },
+    /// No endpoint can be chosen (the first time: the router's refusal says why; later: all were tried).
+    Refused,
+    /// The reply's head is there, and its status is not one that is tried elsewhere
+    /// ([`LegFailure::is_retried_status`]: those are [`Event::LegFailed`]).
+    HeadArrived {
+        /// Its status.
+        status: u16,
+    },
+    /// The first byte of the body that says something (an SSE comment does not) is there.
+    FirstByte,
+    /// More of the body is there.
+    Progress,
+    /// The reply is there to its last byte, and complete.
+    Ended,
+    /// The leg failed.
+    LegFailed {
+        /// How.
+        failure: LegFailure,
+        /// How many requests of this replica ran at the endpoint, this one included.
+        in_flight: u32,
+    },
+    /// The client is gone.
+    ClientGone,
+    /// The replica ends, and the time for what runs is up.
+    Shutdown,
+    /// Time has passed.
+    Tick,
+}
+
+/// What is to be done. Every [`Event::Dispatched`] is answered by exactly one [`Effect::Release`], every
+/// lifecycle by exactly one [`Effect::Done`], which is the last.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Close the leg to this endpoint.
+    AbortUpstream {
+        /// Whose leg.
+        endpoint: EndpointId,
+        /// Why.
+        cause: AbortCause,
+    },
+    /// Give back the charge at this endpoint.
+    Release {
+        /// Which one.
+        endpoint: EndpointId,
+    },
+    /// The prompt is computed there: its charge turns from prefill to decode.
+    FirstToken {
+        /// Where.
+        endpoint: EndpointId,
+    },
+    /// The request's placement at this endpoint was for nothing.
+    Withdraw {
+        /// Which one.
+        endpoint: EndpointId,
+    },
+    /// Tell the endpoint's breaker.
+    Report {
+        /// Whose.
+        endpoint: EndpointId,
+        /// What.
+        signal: Signal,
+    },
+    /// Choose again, not among those tried, and dispatch there.
+    RetryElsewhere {
+        /// What failed.
+        after: LegFailure,
+    },
+    /// Answer the client, who has no byte yet.
+    GiveUp(GiveUp),
+    /// End the client's stream with an error event, and never with `[DONE]`.
+    EndWithErrorEvent(EndCause),
+    /// Close the client's connection so that the reply can't be taken for complete.
+    CutReply(EndCause),
+    /// The request is over.
+    Done(Box<Outcome>),
+}
+
+/// The effects of one step, in the order in which they are to be performed.
+pub type Effects = SmallVec<[Effect; 4]>;
+
+/// Why a leg is closed by us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AbortCause {
+    /// The client is gone.
+    ClientGone,
+    /// A limit has passed.
+    Limit(Limit),
+    /// The replica ends.
+    Shutdown,
+    /// The request was over (or elsewhere) before the leg was sent.
+    NotWanted,
+}
+
+/// A limit on a request's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Limit {
+    /// Until the first byte, over all tries.
+    FirstByte,
+    /// Between two parts of a stream.
+    Idle,
+    /// For the whole request.
+    Total,
+}
+
+impl Limit {
+    /// The name in logs and labels.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::FirstByte => "first-byte",
+            Self::Idle => "idle",
+            Self::Total => "total",
+        }
+    }
+}
+
+/// What a client that has no byte yet is told. HTTP numbers are the gateway's affair, but for a status that
+/// the engine itself gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GiveUp {
+    /// What the router's refusal says (which the driver holds).
+    Refusal,
+    /// The engine's own last answer, as it is, with its `Retry-After`.
+    PassOn {
+        /// Its status.
+        status: u16,
+        /// How long the engine said to wait.
+        retry_after: Option<Duration>,
+    },
+    /// No endpoint that was tried could be reached, or none kept to HTTP.
+    BadGateway {
+        /// The last failure.
+        failure: LegFailure,
+    },
+    /// The time is up.
+    Timeout {
+        /// Which time.
+        limit: Limit,
+    },
+    /// The replica ends: come again, another will answer.
+    Unavailable,
+}
+
+/// Why a reply that has begun ends before its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndCause {
+    /// Its leg failed.
+    Failure(LegFailure),
+    /// A limit has passed.
+    Limit(Limit),
+    /// The replica ends.
+    Shutdown,
+}
+
+impl EndCause {
+    /// The name in logs, labels and the error event.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Failure(failure) => failure.as_str(),
+            Self::Limit(Limit::FirstByte) => "first-byte-timeout",
+            Self::Limit(Limit::Idle) => "idle-timeout",
+            Self::Limit(Limit::Total) => "total-timeout",
+            Self::Shutdown => "shutdown",
+        }
+    }
+}

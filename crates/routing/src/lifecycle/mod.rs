@@ -1,0 +1,421 @@
+//! The life of one request, as a pure machine: the one place that decides what a failure, a limit that has
+//! passed or a client that leaves means in each phase.
+//!
+//! ```text
+//! admitted -> queued -> prefilling -> decoding -> finished
+//!                 ^         |            |
+//!                 +- retrying            +-> failed (error event)     any -> cancelled
+//! ```
+//!
+//! Before the first byte a failed leg is tried elsewhere; after it the reply is ended so that nobody takes it
+//! for complete. The machine performs nothing: it answers each [`Event`] with [`Effect`]s, gives each
+//! dispatched charge back exactly once and ends exactly once, whatever the order of events.
+
+mod event;
+mod outcome;
+
+use std::time::Duration;
+
+use smallvec::{SmallVec, smallvec};
+
+pub use event::{AbortCause, Effect, Effects, EndCause, Event, GiveUp, Limit};
+pub use outcome::{FailedTry, Outcome, Verdict};
+
+use crate::endpoint::{Cause, Signal};
+use crate::retry::{LegFailure, LegFault, NoRetry, RetryPlan, WhoseFault};
+use crate::{EndpointId, Moment};
+
+/// Where a request stands. `HandedOff` and `Resuming` are reached by split and resumed requests only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// Read, and not yet placed.
+    Admitted,
+    /// Waiting for room.
+    Queued,
+    /// Sent to an endpoint, no byte back.
+    Prefilling,
+    /// Prefilled, its KV on the way to the decode endpoint.
+    HandedOff,
+    /// Its reply is coming.
+    Decoding,
+    /// A leg failed before the first byte; about to be sent elsewhere.
+    Retrying,
+    /// A leg failed within its stream; about to be continued elsewhere.
+    Resuming,
+    /// Over: the reply reached its end.
+    Finished,
+    /// Over: the client was told of a failure.
+    Failed,
+    /// Over: the client left.
+    Cancelled,
+}
+
+impl Phase {
+    /// The name in JSON and labels.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Admitted => "admitted",
+            Self::Queued => "queued",
+            Self::Prefilling => "prefilling",
+            Self::HandedOff => "handed-off",
+            Self::Decoding => "decoding",
+            Self::Retrying => "retrying",
+            Self::Resuming => "resuming",
+            Self::Finished => "finished",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    /// Whether nothing follows it.
+    pub const fn is_terminal(self) -> bool {
+        matches!(self, Self::Finished | Self::Failed | Self::Cancelled)
+    }
+}
+
+/// How the client wants its reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Delivery {
+    /// As a stream of events: it has first-byte and idle limits, and can end in an error event.
+    Stream,
+    /// In one piece, which may take as long as the generation: it has a total limit only.
+    Whole,
+}
+
+/// How long a request may take. The connect limit is the connector's; its failures arrive as events.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// For one connection to be made. 2 s: a lost SYN is sent again after one.
+    pub connect: Duration,
+    /// From arrival to the first byte of a stream, over all tries. 60 s: the longest prompts behind a full
+    /// queue; beyond it people have left.
+    pub first_byte: Duration,
+    /// Between two parts of a stream. 30 s: far above any decode step, below most clients' patience.
+    pub idle: Duration,
+    /// For a stream from arrival to end. 1 h: it only ends what would run for ever.
+    pub total: Duration,
+    /// For a reply in one piece. 10 min: what OpenAI's own clients wait.
+    pub total_whole: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(2),
+            first_byte: Duration::from_secs(60),
+            idle: Duration::from_secs(30),
+            total: Duration::from_secs(3_600),
+            total_whole: Duration::from_secs(600),
+        }
+    }
+}
+
+/// One request.
+#[derive(Debug)]
+pub struct Lifecycle {
+    limits: Limits,
+    delivery: Delivery,
+    plan: RetryPlan,
+    started: Moment,
+    state: State,
+    failed: SmallVec<[FailedTry; 2]>,
+}
+
+/// A try at one endpoint. Today each carries the whole request; the legs of a split one will say their part.
+#[derive(Clone, Copy, Debug)]
+struct Leg {
+    endpoint: EndpointId,
+    sent: Moment,
+    status: Option<u16>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    Admitted,
+    Queued,
+    Prefilling { leg: Leg },
+    Decoding { leg: Leg, first_byte: Moment, last_byte: Moment },
+    Retrying { after: LegFailure },
+    Over(Phase),
+}
+
+impl Lifecycle {
+    /// A request that arrived just now.
+    pub fn new(limits: Limits, delivery: Delivery, plan: RetryPlan, now: Moment) -> Self {
+        plan.budget().request(now);
+        Self { limits, delivery, plan, started: now, state: State::Admitted, failed: SmallVec::new() }
+    }
+
+    /// Where it stands.
+    pub const fn phase(&self) -> Phase {
+        match self.state {
+            State::Admitted => Phase::Admitted,
+            State::Queued => Phase::Queued,
+            State::Prefilling { .. } => Phase::Prefilling,
+            State::Decoding { .. } => Phase::Decoding,
+            State::Retrying { .. } => Phase::Retrying,
+            State::Over(phase) => phase,
+        }
+    }
+
+    /// When it arrived.
+    pub const fn started(&self) -> Moment {
+        self.started
+    }
+
+    /// The endpoint it is at.
+    pub const fn endpoint(&self) -> Option<EndpointId> {
+        match self.state {
+            State::Prefilling { leg } | State::Decoding { leg, .. } => Some(leg.endpoint),
+            _ => None,
+        }
+    }
+
+    /// The endpoints it was sent to, never to be chosen again.
+    pub fn tried(&self) -> &[EndpointId] {
+        self.plan.tried()
+    }
+
+    /// When a [`Event::Tick`] will change something, and which limit that is; `None` when it is over.
+    pub fn next_deadline(&self) -> Option<(Moment, Limit)> {
+        let total = match self.delivery {
+            Delivery::Stream => self.started.plus(self.limits.total),
+            Delivery::Whole => self.started.plus(self.limits.total_whole),
+        };
+        let sooner = match (self.delivery, self.state) {
+            (_, State::Over(_)) => return None,
+            (Delivery::Whole, _) => None,
+            (Delivery::Stream, State::Decoding { last_byte, .. }) => {
+                Some((last_byte.plus(self.limits.idle), Limit::Idle))
+            }
+            (Delivery::Stream, _) => Some((self.started.plus(self.limits.first_byte), Limit::FirstByte)),
+        };
+        Some(sooner.filter(|(at, _)| *at < total).unwrap_or((total, Limit::Total)))
+    }
+
+    /// Takes in an event. Events that make no sense where the request stands (late ones, mostly) change
+    /// nothing, except that a charge they bring is given back.
+    pub fn step(&mut self, event: Event, now: Moment) -> Effects {
+        match event {
+            Event::Queued => {
+                if matches!(self.state, State::Admitted) {
+                    self.state = State::Queued;
+                }
+                Effects::new()
+            }
+            Event::Dispatched { endpoint } => self.dispatched(endpoint, now),
+            Event::Refused => self.refused(now),
+            Event::HeadArrived { status } => {
+                if let State::Prefilling { leg } = &mut self.state {
+                    leg.status = Some(status);
+                }
+                Effects::new()
+            }
+            Event::FirstByte => self.first_byte(now),
+            Event::Progress => {
+                if let State::Decoding { last_byte, .. } = &mut self.state {
+                    *last_byte = now;
+                }
+                Effects::new()
+            }
+            Event::Ended => self.ended(now),
+            Event::LegFailed { failure, in_flight } => self.leg_failed(failure, in_flight, now),
+            Event::ClientGone => self.client_gone(now),
+            Event::Shutdown => self.stopped(None, now),
+            Event::Tick => match self.next_deadline() {
+                Some((at, limit)) if at <= now => self.stopped(Some(limit), now),
+                _ => Effects::new(),
+            },
+        }
+    }
+
+    fn dispatched(&mut self, endpoint: EndpointId, now: Moment) -> Effects {
+        let waiting = matches!(self.state, State::Admitted | State::Queued | State::Retrying { .. });
+        if !waiting || self.plan.tried().contains(&endpoint) {
+            let cause = AbortCause::NotWanted;
+            let mut effects =
+                smallvec![Effect::AbortUpstream { endpoint, cause }, Effect::Release { endpoint }];
+            if waiting {
+                effects.extend(self.refused(now));
+            }
+            return effects;
+        }
+        self.plan.dispatched(endpoint);
+        self.state = State::Prefilling { leg: Leg { endpoint, sent: now, status: None } };
+        Effects::new()
+    }
+
+    fn refused(&mut self, now: Moment) -> Effects {
+        match self.state {
+            State::Admitted | State::Queued => self.give_up(GiveUp::Refusal, now),
+            State::Retrying { after } => self.give_up(give_up_after(after), now),
+            _ => Effects::new(),
+        }
+    }
+
+    fn first_byte(&mut self, now: Moment) -> Effects {
+        let State::Prefilling { leg } = self.state else { return Effects::new() };
+        self.state = State::Decoding { leg, first_byte: now, last_byte: now };
+        smallvec![Effect::FirstToken { endpoint: leg.endpoint }]
+    }
+
+    fn ended(&mut self, now: Moment) -> Effects {
+        match self.state {
+            State::Decoding { leg, .. } => self.finished(leg, leg.status.unwrap_or(200), now),
+            State::Prefilling { leg } => match leg.status {
+                // A reply without a body. A stream that was promised and brought nothing is not one.
+                Some(status) if self.delivery == Delivery::Whole || status >= 300 => {
+                    self.finished(leg, status, now)
+                }
+                _ => {
+                    let failure = LegFailure::new(LegFault::Truncated);
+                    self.leg_failed(failure, 1, now)
+                }
+            },
+            _ => Effects::new(),
+        }
+    }
+
+    fn finished(&mut self, leg: Leg, status: u16, now: Moment) -> Effects {
+        let endpoint = leg.endpoint;
+        let mut effects: Effects = smallvec![Effect::Release { endpoint }];
+        match status {
+            200..=299 => {
+                self.plan.budget().succeeded(endpoint, now);
+                effects.push(Effect::Report { endpoint, signal: Signal::Success });
+            }
+            500.. => {
+                let signal = Signal::Failure(Cause::ServerError);
+                effects.push(Effect::Report { endpoint, signal });
+                effects.push(Effect::Withdraw { endpoint });
+            }
+            // The engine refused the request: it computed nothing.
+            _ => effects.push(Effect::Withdraw { endpoint }),
+        }
+        effects.push(self.done(Verdict::Finished { status }, now));
+        effects
+    }
+
+    fn leg_failed(&mut self, failure: LegFailure, in_flight: u32, now: Moment) -> Effects {
+        let (leg, begun) = match self.state {
+            State::Prefilling { leg } => (leg, false),
+            State::Decoding { leg, .. } => (leg, true),
+            _ => return Effects::new(),
+        };
+        let endpoint = leg.endpoint;
+        let mut effects: Effects = smallvec![Effect::Release { endpoint }];
+        if let WhoseFault::Endpoint(cause) = failure.whose_fault() {
+            effects.push(Effect::Report { endpoint, signal: Signal::Failure(cause) });
+        }
+        if begun {
+            self.failed.push(FailedTry { endpoint, failure, next: Err(NoRetry::NotRetryable) });
+            effects.extend(self.break_off(EndCause::Failure(failure), now));
+            return effects;
+        }
+        effects.push(Effect::Withdraw { endpoint });
+        let next = self.plan.next(&failure, endpoint, in_flight, now);
+        self.failed.push(FailedTry { endpoint, failure, next });
+        if next.is_ok() {
+            self.state = State::Retrying { after: failure };
+            effects.push(Effect::RetryElsewhere { after: failure });
+        } else {
+            effects.extend(self.give_up(give_up_after(failure), now));
+        }
+        effects
+    }
+
+    fn client_gone(&mut self, now: Moment) -> Effects {
+        let during = self.phase();
+        if during.is_terminal() {
+            return Effects::new();
+        }
+        let mut effects = self.abort(AbortCause::ClientGone);
+        effects.push(self.done(Verdict::Cancelled { during }, now));
+        effects
+    }
+
+    /// Ends it by a limit, or for want of a replica.
+    fn stopped(&mut self, limit: Option<Limit>, now: Moment) -> Effects {
+        let cause = limit.map_or(AbortCause::Shutdown, AbortCause::Limit);
+        let mut effects = self.abort(cause);
+        if let (Some(endpoint), Some(Limit::FirstByte | Limit::Idle)) = (self.endpoint(), limit) {
+            effects.push(Effect::Report { endpoint, signal: Signal::Failure(Cause::Silent) });
+        }
+        match self.state {
+            State::Over(_) => {}
+            State::Decoding { .. } => {
+                let cause = limit.map_or(EndCause::Shutdown, EndCause::Limit);
+                effects.extend(self.break_off(cause, now));
+            }
+            State::Admitted | State::Queued | State::Prefilling { .. } | State::Retrying { .. } => {
+                effects.extend(self.give_up(give_up_by(limit), now));
+            }
+        }
+        effects
+    }
+
+    /// Closes the leg that is out, if one is.
+    fn abort(&self, cause: AbortCause) -> Effects {
+        let Some(endpoint) = self.endpoint() else { return Effects::new() };
+        let mut effects: Effects =
+            smallvec![Effect::AbortUpstream { endpoint, cause }, Effect::Release { endpoint }];
+        if matches!(self.state, State::Prefilling { .. }) {
+            effects.push(Effect::Withdraw { endpoint });
+        }
+        effects
+    }
+
+    fn give_up(&mut self, what: GiveUp, now: Moment) -> Effects {
+        let done = self.done(Verdict::GaveUp(what), now);
+        smallvec![Effect::GiveUp(what), done]
+    }
+
+    fn break_off(&mut self, cause: EndCause, now: Moment) -> Effects {
+        let end = match self.delivery {
+            Delivery::Stream => Effect::EndWithErrorEvent(cause),
+            Delivery::Whole => Effect::CutReply(cause),
+        };
+        smallvec![end, self.done(Verdict::Broken(cause), now)]
+    }
+
+    fn done(&mut self, verdict: Verdict, now: Moment) -> Effect {
+        let (leg, first_byte) = match self.state {
+            State::Prefilling { leg } => (Some(leg), None),
+            State::Decoding { leg, first_byte, .. } => (Some(leg), Some(first_byte)),
+            _ => (None, None),
+        };
+        let sent = leg.map_or(now, |leg| leg.sent);
+        let outcome = Outcome {
+            verdict,
+            endpoint: leg.map(|leg| leg.endpoint).or_else(|| self.plan.tried().last().copied()),
+            failed: std::mem::take(&mut self.failed),
+            queued_ms: sent.millis_since(self.started),
+            prefill_ms: first_byte.map(|at| at.millis_since(sent)),
+            decode_ms: first_byte.map(|at| now.millis_since(at)),
+            ttft_ms: first_byte.map(|at| at.millis_since(self.started)),
+            total_ms: now.millis_since(self.started),
+        };
+        self.state = State::Over(verdict.phase());
+        Effect::Done(Box::new(outcome))
+    }
+}
+
+/// What a client is told when `failure` was the last.
+const fn give_up_after(failure: LegFailure) -> GiveUp {
+    match failure.fault {
+        LegFault::Status(status) => GiveUp::PassOn { status, retry_after: failure.retry_after },
+        LegFault::ConnectRefused
+        | LegFault::ConnectTimeout
+        | LegFault::Reset
+        | LegFault::Truncated
+        | LegFault::ErrorEvent
+        | LegFault::Garbled => GiveUp::BadGateway { failure },
+    }
+}
+
+const fn give_up_by(limit: Option<Limit>) -> GiveUp {
+    match limit {
+        Some(limit) => GiveUp::Timeout { limit },
+        None => GiveUp::Unavailable,
+    }
+}

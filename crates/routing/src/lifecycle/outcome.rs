@@ -1,0 +1,77 @@
+//! How a request went, for logs, metrics and learning.
+
+use smallvec::SmallVec;
+
+use super::Phase;
+use super::event::{EndCause, GiveUp};
+use crate::EndpointId;
+use crate::retry::{LegFailure, NoRetry, Source};
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The engine's reply reached the client to its end.
+    Finished {
+        /// Its status; what an engine answers below 500 is a finished request as well.
+        status: u16,
+    },
+    /// The client was told that it failed, before any byte of a reply.
+    GaveUp(GiveUp),
+    /// The reply broke off, and the client can tell.
+    Broken(EndCause),
+    /// The client left.
+    Cancelled {
+        /// In which phase.
+        during: Phase,
+    },
+}
+
+impl Verdict {
+    /// The terminal phase it belongs to.
+    pub const fn phase(&self) -> Phase {
+        match self {
+            Self::Finished { .. } => Phase::Finished,
+            Self::GaveUp(_) | Self::Broken(_) => Phase::Failed,
+            Self::Cancelled { .. } => Phase::Cancelled,
+        }
+    }
+}
+
+/// A leg that failed and was (or was not) tried elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FailedTry {
+    /// Where.
+    pub endpoint: EndpointId,
+    /// How.
+    pub failure: LegFailure,
+    /// What paid for the next try, or why there was none.
+    pub next: Result<Source, NoRetry>,
+}
+
+/// How a request went.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// How it ended.
+    pub verdict: Verdict,
+    /// The endpoint whose reply the client got (or would have got); `None` if it never was at one.
+    pub endpoint: Option<EndpointId>,
+    /// The tries that failed, in order.
+    pub failed: SmallVec<[FailedTry; 2]>,
+    /// From arrival to the last dispatch (or to the end, if there was none), in ms: queueing and failed tries.
+    pub queued_ms: f64,
+    /// From the last dispatch to its first byte, in ms; `None` without one.
+    pub prefill_ms: Option<f64>,
+    /// From the first byte to the last, in ms; `None` without one.
+    pub decode_ms: Option<f64>,
+    /// From arrival to the first byte, in ms; `None` without one.
+    pub ttft_ms: Option<f64>,
+    /// From arrival to the end, in ms.
+    pub total_ms: f64,
+}
+
+impl Outcome {
+    /// From the last dispatch to the end, in ms: what the endpoint itself took.
+    pub fn leg_ms(&self) -> f64 {
+        (self.total_ms - self.queued_ms).max(0.0)
+    }
+}

@@ -1,0 +1,194 @@
+//! Whether a failed leg is tried elsewhere: what failed, how often, and what all retries may cost.
+//!
+//! Two wishes pull against each other. When one engine dies, each of its requests must move, and at once.
+//! When all engines are overloaded, retries must not multiply the load. Which of the two it is shows in the
+//! others: a retry that another endpoint is known to be able to serve draws on the failed endpoint's burst;
+//! one that nobody is known to serve draws on a fifth of the recent requests.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+mod budget;
+pub use budget::{BudgetConfig, Draw, RetryBudget, Source};
+
+use crate::EndpointId;
+use crate::endpoint::Cause;
+
+/// The most tries a request may ever be given, whatever is configured: bounds what is kept for each.
+pub const TRIES_MAX: u32 = 8;
+
+/// How a leg failed. Limits that pass are not among them: the lifecycle sees those itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LegFault {
+    /// Nobody listens there.
+    ConnectRefused,
+    /// No connection in time (or no route, or no such host).
+    ConnectTimeout,
+    /// The connection was reset, or closed before the reply's head.
+    Reset,
+    /// The endpoint answered with this status, and it is not one to pass on without a second try.
+    Status(u16),
+    /// The reply broke off before its end.
+    Truncated,
+    /// The engine sent an error event within its stream.
+    ErrorEvent,
+    /// The reply is not HTTP, or breaks its own framing.
+    Garbled,
+}
+
+/// Whose fault a failure is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WhoseFault {
+    /// The client's: the same would happen anywhere.
+    Client,
+    /// The endpoint's, for this reason.
+    Endpoint(Cause),
+    /// Nobody's: the endpoint says that it is full.
+    Nobody,
+}
+
+/// Whether a failure may be answered with another try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MayRetry {
+    /// No: it would fail again.
+    Never,
+    /// The endpoint is gone; what it had must move.
+    EndpointGone,
+    /// The endpoint answered that it can't now; others may be as full.
+    EndpointUnable,
+}
+
+/// A leg's failure, with what the endpoint said of trying again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LegFailure {
+    /// What happened.
+    pub fault: LegFault,
+    /// The endpoint's `Retry-After`, if it gave one.
+    pub retry_after: Option<Duration>,
+}
+
+impl LegFailure {
+    /// A failure without a word of when to try again.
+    pub const fn new(fault: LegFault) -> Self {
+        Self { fault, retry_after: None }
+    }
+
+    /// Whether an answer with this status is worth another endpoint before it is passed on: 502, 503 and
+    /// 504, and 429, which says that this engine's queue is full and nothing of the others'. All else is
+    /// the engine's word to its client.
+    pub const fn is_retried_status(status: u16) -> bool {
+        matches!(status, 429 | 502 | 503 | 504)
+    }
+
+    /// Whether it may be tried elsewhere, as long as no byte has reached the client.
+    pub const fn may_retry(&self) -> MayRetry {
+        match self.fault {
+            LegFault::ConnectRefused | LegFault::ConnectTimeout | LegFault::Reset | LegFault::Truncated => {
+                MayRetry::EndpointGone
+            }
+            LegFault::Garbled | LegFault::ErrorEvent => MayRetry::EndpointUnable,
+            LegFault::Status(status) if Self::is_retried_status(status) => MayRetry::EndpointUnable,
+            LegFault::Status(_) => MayRetry::Never,
+        }
+    }
+
+    /// Whose fault it is; what the breaker is told follows from this.
+    pub const fn whose_fault(&self) -> WhoseFault {
+        match self.fault {
+            LegFault::ConnectRefused => WhoseFault::Endpoint(Cause::Refused),
+            LegFault::ConnectTimeout => WhoseFault::Endpoint(Cause::ConnectTimeout),
+            LegFault::Reset => WhoseFault::Endpoint(Cause::Reset),
+            LegFault::Status(429) => WhoseFault::Nobody,
+            LegFault::Status(502..=504) => WhoseFault::Endpoint(Cause::Unavailable),
+            LegFault::Status(500..) | LegFault::ErrorEvent => WhoseFault::Endpoint(Cause::ServerError),
+            LegFault::Status(_) => WhoseFault::Client,
+            LegFault::Truncated => WhoseFault::Endpoint(Cause::Truncated),
+            LegFault::Garbled => WhoseFault::Endpoint(Cause::Garbled),
+        }
+    }
+
+    /// The name in logs and labels.
+    pub const fn as_str(&self) -> &'static str {
+        match self.fault {
+            LegFault::ConnectRefused => "connect-refused",
+            LegFault::ConnectTimeout => "connect-timeout",
+            LegFault::Reset => "reset",
+            LegFault::Status(429) => "status-429",
+            LegFault::Status(500) => "status-500",
+            LegFault::Status(502) => "status-502",
+            LegFault::Status(503) => "status-503",
+            LegFault::Status(504) => "status-504",
+            LegFault::Status(_) => "status-other",
+            LegFault::Truncated => "truncated",
+            LegFault::ErrorEvent => "error-event",
+            LegFault::Garbled => "garbled",
+        }
+    }
+}
+
+/// The tries of one request: where it has been, and whether it may go on.
+#[derive(Clone, Debug)]
+pub struct RetryPlan {
+    tries_max: u32,
+    tried: SmallVec<[EndpointId; 3]>,
+    budget: Arc<RetryBudget>,
+}
+
+/// Why there is no further try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NoRetry {
+    /// The failure is not one that another endpoint would mend.
+    NotRetryable,
+    /// All tries are used.
+    TriesUsed,
+    /// The budget of all requests together is used.
+    BudgetUsed,
+}
+
+impl RetryPlan {
+    /// The default of `tries_max`. 3: the first, one elsewhere, and one more for two deaths at once.
+    pub const TRIES_DEFAULT: u32 = 3;
+
+    /// A plan of at most `tries_max` tries (1 to [`TRIES_MAX`]) on the common budget.
+    pub fn new(tries_max: u32, budget: Arc<RetryBudget>) -> Self {
+        Self { tries_max: tries_max.clamp(1, TRIES_MAX), tried: SmallVec::new(), budget }
+    }
+
+    /// Where it has been, the latest last: never to be chosen again for this request.
+    pub fn tried(&self) -> &[EndpointId] {
+        &self.tried
+    }
+
+    /// The budget it draws on.
+    pub fn budget(&self) -> &RetryBudget {
+        &self.budget
+    }
+
+    pub(crate) fn dispatched(&mut self, endpoint: EndpointId) {
+        self.tried.push(endpoint);
+    }
+
+    /// Whether to try elsewhere after `failure` at `endpoint`, where `in_flight` requests of this replica
+    /// ran when it failed. Draws on the budget if so.
+    pub(crate) fn next(
+        &self,
+        failure: &LegFailure,
+        endpoint: EndpointId,
+        in_flight: u32,
+        now: crate::Moment,
+    ) -> Result<Source, NoRetry> {
+        let may_retry = failure.may_retry();
+        if may_retry == MayRetry::Never {
+            return Err(NoRetry::NotRetryable);
+        }
+        if self.tried.len() >= self.tries_max as usize {
+            return Err(NoRetry::TriesUsed);
+        }
+        match self.budget.draw(may_retry, endpoint, in_flight, now) {
+            Draw::Granted(source) => Ok(source),
+            Draw::Refused => Err(NoRetry::BudgetUsed),
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! The budget that all retries of a replica share.
+
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+
+use super::MayRetry;
+use crate::{EndpointId, Moment};
+
+/// The numbers of a [`RetryBudget`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct BudgetConfig {
+    /// Retries for each request of the last 10 s, 0 to 1. 0.2: an outage of all engines adds a fifth to
+    /// their load, no more.
+    pub ratio: f64,
+    /// What one failing endpoint may have moved within 10 s, though it had fewer in flight, while others
+    /// are well. 20: what arrives between its death and its ejection.
+    pub burst_min: u32,
+    /// Retries that may be made before anything is known of anybody; refilled by any success. 2: a first
+    /// request may meet two bad endpoints.
+    pub unknown_max: u32,
+}
+
+impl Default for BudgetConfig {
+    fn default() -> Self {
+        Self { ratio: 0.2, burst_min: 20, unknown_max: 2 }
+    }
+}
+
+/// What paid for a retry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// The failed endpoint's burst: others are known to be well, or it is gone.
+    Burst,
+    /// A share of the recent requests.
+    Ratio,
+    /// The few that are free as long as nothing is known.
+    Unknown,
+}
+
+/// The answer to a draw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Draw {
+    /// Try elsewhere.
+    Granted(Source),
+    /// Nothing is left.
+    Refused,
+}
+
+/// Seconds over which requests and retries are counted.
+const WINDOW_SECONDS: u64 = 10;
+
+/// The budget that all retries of a replica share. Its size is bounded by the endpoints there are
+/// ([`RetryBudget::retain`]).
+#[derive(Debug, Default)]
+pub struct RetryBudget {
+    ledger: Mutex<Ledger>,
+}
+
+#[derive(Debug, Default)]
+struct Ledger {
+    config: BudgetConfig,
+    requests: Count,
+    retries: Count,
+    unknown_used: u32,
+    endpoints: HashMap<EndpointId, Record>,
+}
+
+#[derive(Debug, Default)]
+struct Record {
+    last_success: Option<Moment>,
+    last_failure: Option<Moment>,
+    moved: Count,
+    in_flight: Peak,
+}
+
+impl RetryBudget {
+    /// A budget with these numbers.
+    pub fn new(config: BudgetConfig) -> Self {
+        Self { ledger: Mutex::new(Ledger { config, ..Ledger::default() }) }
+    }
+
+    /// Takes other numbers; what has been counted stays.
+    pub fn reconfigure(&self, config: BudgetConfig) {
+        self.ledger.lock().config = config;
+    }
+
+    /// Counts a client's request, once.
+    pub fn request(&self, now: Moment) {
+        self.ledger.lock().requests.add(1, now);
+    }
+
+    /// Notes that `endpoint` served a request.
+    pub fn succeeded(&self, endpoint: EndpointId, now: Moment) {
+        let mut ledger = self.ledger.lock();
+        ledger.unknown_used = 0;
+        ledger.endpoints.entry(endpoint).or_default().last_success = Some(now);
+    }
+
+    /// Asks for a retry of what failed at `endpoint`, where `in_flight` requests of this replica ran when
+    /// it failed (that one included).
+    pub fn draw(&self, why: MayRetry, endpoint: EndpointId, in_flight: u32, now: Moment) -> Draw {
+        if why == MayRetry::Never {
+            return Draw::Refused;
+        }
+        let ledger = &mut *self.ledger.lock();
+        let retries = ledger.retries.sum(now);
+        let others_well = ledger.others_well(endpoint, now);
+        let record = ledger.endpoints.entry(endpoint).or_default();
+        record.last_failure = Some(now);
+        record.in_flight.raise(in_flight, now);
+        let burst = record.in_flight.max(now).max(ledger.config.burst_min);
+        let by_ratio = (ledger.config.ratio * ledger.requests.sum(now) as f64).floor() as u64;
+        let source =
+            if (why == MayRetry::EndpointGone || others_well) && record.moved.sum(now) < u64::from(burst) {
+                record.moved.add(1, now);
+                Source::Burst
+            } else if retries < by_ratio {
+                Source::Ratio
+            } else if ledger.unknown_used < ledger.config.unknown_max
+                && retries < u64::from(ledger.config.unknown_max)
+            {
+                ledger.unknown_used += 1;
+                Source::Unknown
+            } else {
+                return Draw::Refused;
+            };
+        ledger.retries.add(1, now);
+        Draw::Granted(source)
+    }
+
+    /// Forgets all endpoints but those that `keep` names.
+    pub fn retain(&self, keep: impl Fn(EndpointId) -> bool) {
+        self.ledger.lock().endpoints.retain(|endpoint, _| keep(*endpoint));
+    }
+}
+
+impl Ledger {
+    /// Whether somebody else served a request within the window and has not failed since.
+    fn others_well(&self, endpoint: EndpointId, now: Moment) -> bool {
+        self.endpoints.iter().any(|(other, record)| {
+            *other != endpoint
+                && record.last_success.is_some_and(|success| {
+                    now.since(success) <= Duration::from_secs(WINDOW_SECONDS)
+                        && record.last_failure.is_none_or(|failure| failure < success)
+                })
+        })
+    }
+}
+
+/// A count over the last [`WINDOW_SECONDS`], by whole seconds.
+#[derive(Debug, Default)]
+struct Count {
+    seconds: [(u64, u64); WINDOW_SECONDS as usize],
+}
+
+impl Count {
+    fn add(&mut self, count: u64, now: Moment) {
+        let second = now.micros() / 1_000_000;
+        let slot = &mut self.seconds[(second % WINDOW_SECONDS) as usize];
+        if slot.0 != second {
+            *slot = (second, 0);
+        }
+        slot.1 += count;
+    }
+
+    fn sum(&self, now: Moment) -> u64 {
+        let second = now.micros() / 1_000_000;
+        self.seconds.iter().filter(|slot| slot.0 + WINDOW_SECONDS > second).map(|slot| slot.1).sum()
+    }
+}
+
+/// The highest figure of the last [`WINDOW_SECONDS`].
+#[derive(Debug, Default)]
+struct Peak {
+    seconds: [(u64, u32); WINDOW_SECONDS as usize],
+}
+
+impl Peak {
+    fn raise(&mut self, figure: u32, now: Moment) {
+        let second = now.micros() / 1_000_000;
+        let slot = &mut self.seconds[(second % WINDOW_SECONDS) as usize];
+        *slot = if slot.0 == second { (second, slot.1.max(figure)) } else { (second, figure) };
+    }
+
+    fn max(&self, now: Moment) -> u32 {
+        let second = now.micros() / 1_000_000;
+        self.seconds
+            .iter()
+            .filter(|slot| slot.0 + WINDOW_SECONDS > second)
+            .map(|slot| slot.1)
+            .max()
+            .unwrap_or_default()
+    }
+}
