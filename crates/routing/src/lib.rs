@@ -13,6 +13,8 @@ mod time;
 pub mod endpoint;
 pub mod facts;
 pub mod lifecycle;
+pub mod prefix;
+pub mod request;
 pub mod retry;
 
 pub use ids::{BlockHash, EndpointId, ReplicaId, SessionKey};

@@ -1,0 +1,40 @@
+//! How requests are read: what an operator can set.
+
+use crate::prefix::BLOCK_BYTES_DEFAULT;
+
+/// How to read a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShapeRules {
+    /// Bytes of prompt text per prefix block. Replicas must agree on it. Default 512.
+    pub block_bytes: usize,
+    /// Headers that name the session, lower case, the first that is there wins. Default `x-session-id`,
+    /// then `x-user-id`.
+    pub session_headers: Vec<String>,
+    /// Whether the body's `user` names the session when nothing else does. Off by default: many clients
+    /// send one value for all they do.
+    pub session_from_user: bool,
+    /// Bytes of prompt text per token until the engines' `usage` says better. Default 4.
+    pub bytes_per_token: f64,
+    /// Tokens that one image, audio or video part counts for in the estimate. Default 512, about a small
+    /// image for today's vision models.
+    pub media_tokens: u32,
+    /// Output tokens expected of a request that does not say less. Default 512.
+    pub output_tokens: u32,
+    /// The model of a request without `model`, where there is only one; it must be set on all replicas
+    /// alike, since it seeds the hashes.
+    pub default_model: Option<String>,
+}
+
+impl Default for ShapeRules {
+    fn default() -> Self {
+        Self {
+            block_bytes: BLOCK_BYTES_DEFAULT,
+            session_headers: vec!["x-session-id".to_owned(), "x-user-id".to_owned()],
+            session_from_user: false,
+            bytes_per_token: 4.0,
+            media_tokens: 512,
+            output_tokens: 512,
+            default_model: None,
+        }
+    }
+}
