@@ -1,1 +1,3 @@
 //! The one binary: CLI, configuration, wiring, demo and load.
+
+pub mod load;
