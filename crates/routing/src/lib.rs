@@ -10,12 +10,24 @@
 mod ids;
 mod time;
 
+pub mod affinity;
+pub mod candidates;
+pub mod decision;
 pub mod endpoint;
+pub mod endpoint_filter;
 pub mod facts;
 pub mod lifecycle;
+pub mod policy;
 pub mod prefix;
 pub mod request;
+pub mod reserve;
 pub mod retry;
+pub mod router;
+pub mod settings;
+pub mod view;
 
+pub use decision::{CandidateCost, Chosen, Decision, Reason, Refusal};
 pub use ids::{BlockHash, EndpointId, ReplicaId, SessionKey};
+pub use reserve::Reservation;
+pub use router::{Rng, Router};
 pub use time::Moment;

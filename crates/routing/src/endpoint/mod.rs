@@ -1,9 +1,290 @@
 //! An endpoint: what was configured of it, where it stands, and the load it carries.
 
 mod breaker;
+mod observed;
+mod placed;
+mod rows;
 mod spec;
 mod standing;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+
 pub use breaker::{Breaker, BreakerConfig, ProbeStart, Signal, StandingChange};
+pub use observed::{Glance, OBSERVED_FRESH, OBSERVED_STALE, Observed, freshness};
+pub use placed::PLACED_HALF_LIFE;
+pub(crate) use placed::decayed;
 pub use spec::{EndpointSpec, Role, SpecError};
 pub use standing::{Cause, Drained, Standing, Usable};
+
+use crate::facts::{LoadRow, ObservedRow};
+use crate::prefix::Slot;
+use crate::reserve::{Charges, PackedCharge};
+use crate::{EndpointId, Moment, ReplicaId};
+
+/// Placed tokens are told and compared in steps of this many: two replicas that differ by a few requests
+/// still see the same.
+pub const PLACED_QUANTUM: u32 = 256;
+
+/// What an endpoint is known to serve.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Served {
+    /// It has not said so yet.
+    #[default]
+    Unknown,
+    /// It answers, but does not list models: taken to serve any.
+    Any,
+    /// These.
+    Models(Vec<String>),
+}
+
+/// Whether an endpoint serves a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serves {
+    /// It does.
+    Yes,
+    /// It does not.
+    No,
+    /// It has not said so yet.
+    Unknown,
+}
+
+/// The learned speed of an endpoint, the same on every replica once they have heard each other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speed {
+    /// Microseconds per uncached prompt token.
+    pub prefill_us_per_token: f32,
+    /// Microseconds between output tokens of one request.
+    pub itl_us: f32,
+}
+
+/// One addressable engine, with its load in atomics that every worker reads and writes.
+///
+/// A new configuration makes a new `Endpoint` around the same state, so charges survive it.
+#[derive(Debug)]
+pub struct Endpoint {
+    /// The id, the same on every replica.
+    pub id: EndpointId,
+    /// What was configured.
+    pub spec: EndpointSpec,
+    /// Its number in this replica's prefix index.
+    pub slot: Slot,
+    state: Arc<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    charges: Charges,
+    rows: rows::Rows,
+    placed: placed::PlacedTokens,
+    observation: observed::Observation,
+    breaker: Mutex<Breaker>,
+    /// `Usable` of the breaker's standing, for readers in a hurry.
+    usable: AtomicU8,
+    /// Both figures of `Speed` as bits.
+    speed: AtomicU64,
+    served: ArcSwap<Served>,
+}
+
+impl Endpoint {
+    /// An endpoint that was just configured.
+    pub(crate) fn new(
+        spec: EndpointSpec,
+        slot: Slot,
+        breaker: BreakerConfig,
+        speed: Speed,
+        now: Moment,
+    ) -> Self {
+        let served =
+            if spec.models.is_empty() { Served::Unknown } else { Served::Models(spec.models.clone()) };
+        let endpoint = Self {
+            id: spec.id(),
+            slot,
+            spec,
+            state: Arc::new(State {
+                charges: Charges::default(),
+                rows: rows::Rows::default(),
+                placed: placed::PlacedTokens::default(),
+                observation: observed::Observation::default(),
+                breaker: Mutex::new(Breaker::new(breaker, now)),
+                usable: AtomicU8::new(0),
+                speed: AtomicU64::new(0),
+                served: ArcSwap::from_pointee(served),
+            }),
+        };
+        endpoint.set_speed(speed);
+        endpoint.with_breaker(|_| ());
+        endpoint
+    }
+
+    /// The same endpoint, configured otherwise.
+    pub(crate) fn respecified(&self, spec: EndpointSpec) -> Self {
+        if !spec.models.is_empty() {
+            self.state.served.store(Arc::new(Served::Models(spec.models.clone())));
+        }
+        Self { id: self.id, slot: self.slot, spec, state: Arc::clone(&self.state) }
+    }
+
+    pub(crate) fn charges(&self) -> &Charges {
+        &self.state.charges
+    }
+
+    /// Requests in flight here through all replicas.
+    pub fn running(&self, now: Moment) -> u32 {
+        self.own_running(now).saturating_add(self.state.rows.charge().running())
+    }
+
+    /// Requests in flight here through this replica.
+    pub fn own_running(&self, now: Moment) -> u32 {
+        self.state.charges.read(now).running()
+    }
+
+    /// Who of the other replicas runs how many requests here, by name; those that run none are left out.
+    pub fn running_by_replica(&self) -> Vec<(ReplicaId, u32)> {
+        self.state.rows.running_by_replica()
+    }
+
+    /// Everything that a decision reads of the load, at one moment.
+    pub fn load(&self, now: Moment) -> Load {
+        let own = self.state.charges.read(now);
+        let others = self.state.rows.charge();
+        Load {
+            own,
+            running: own.running().saturating_add(others.running()),
+            prefill_tokens: own.prefill_tokens() + others.prefill_tokens(),
+            decode_tokens: self.state.charges.decode_tokens() + self.state.rows.decode_tokens(),
+            glance: self.state.observation.glance(now),
+            speed: self.speed(),
+        }
+    }
+
+    /// Prompt tokens placed here lately through all replicas, decayed, in whole steps of
+    /// [`PLACED_QUANTUM`].
+    pub fn placed_tokens(&self, now: Moment) -> u32 {
+        quantised(self.state.placed.read(now) + self.state.rows.placed_tokens(now))
+    }
+
+    pub(crate) fn add_placed(&self, tokens: f64, now: Moment) {
+        self.state.placed.add(tokens, now);
+    }
+
+    /// This replica's own row.
+    pub(crate) fn own_row(&self, now: Moment) -> LoadRow {
+        let own = self.state.charges.read(now);
+        LoadRow {
+            endpoint: self.id,
+            running: own.running(),
+            prefill_tokens: u32::try_from(own.prefill_tokens()).unwrap_or(u32::MAX),
+            decode_tokens: u32::try_from(self.state.charges.decode_tokens()).unwrap_or(u32::MAX),
+            placed_tokens: quantised(self.state.placed.read(now)),
+        }
+    }
+
+    pub(crate) fn set_row(&self, origin: &ReplicaId, row: LoadRow, now: Moment) {
+        self.state.rows.set(origin, row, now);
+    }
+
+    pub(crate) fn remove_row(&self, origin: &ReplicaId) {
+        self.state.rows.remove(origin);
+    }
+
+    /// The last look at the engine's own figures, however old.
+    pub fn observed(&self) -> Option<Observed> {
+        self.state.observation.last()
+    }
+
+    /// Takes in a look at the engine; the engine's epoch if it turns out to have begun a new life.
+    pub(crate) fn observe(&self, row: &ObservedRow, now: Moment) -> Option<u64> {
+        self.state.observation.take(row, self.running(now), now)
+    }
+
+    /// Where it stands.
+    pub fn standing(&self) -> Standing {
+        self.state.breaker.lock().standing()
+    }
+
+    /// Whether new requests may go there.
+    pub fn usable(&self) -> Usable {
+        match self.state.usable.load(Ordering::Acquire) {
+            0 => Usable::No,
+            1 => Usable::IfNobodyElse,
+            _ => Usable::Yes,
+        }
+    }
+
+    /// Runs `step` on its breaker and publishes where it stands after that.
+    pub(crate) fn with_breaker<T>(&self, step: impl FnOnce(&mut Breaker) -> T) -> T {
+        let mut breaker = self.state.breaker.lock();
+        let result = step(&mut breaker);
+        let usable = match breaker.standing().usable() {
+            Usable::No => 0,
+            Usable::IfNobodyElse => 1,
+            Usable::Yes => 2,
+        };
+        self.state.usable.store(usable, Ordering::Release);
+        result
+    }
+
+    /// Its learned speed, or the prior while nothing is known.
+    pub fn speed(&self) -> Speed {
+        let bits = self.state.speed.load(Ordering::Acquire);
+        Speed {
+            prefill_us_per_token: f32::from_bits((bits >> 32) as u32),
+            itl_us: f32::from_bits(bits as u32),
+        }
+    }
+
+    pub(crate) fn set_speed(&self, speed: Speed) {
+        let bits = u64::from(speed.prefill_us_per_token.to_bits()) << 32 | u64::from(speed.itl_us.to_bits());
+        self.state.speed.store(bits, Ordering::Release);
+    }
+
+    /// What it serves, as configured or as it said itself.
+    pub fn served(&self) -> Arc<Served> {
+        self.state.served.load_full()
+    }
+
+    pub(crate) fn set_served(&self, served: Served) {
+        self.state.served.store(Arc::new(served));
+    }
+
+    /// Whether it said by name that it serves `model`.
+    pub fn lists(&self, model: &str) -> bool {
+        matches!(&**self.state.served.load(), Served::Models(models) if models.iter().any(|each| each == model))
+    }
+
+    /// Whether it serves `model`.
+    pub fn serves(&self, model: &str) -> Serves {
+        match &**self.state.served.load() {
+            Served::Unknown => Serves::Unknown,
+            Served::Any => Serves::Yes,
+            Served::Models(models) if models.iter().any(|served| served == model) => Serves::Yes,
+            Served::Models(_) => Serves::No,
+        }
+    }
+}
+
+fn quantised(tokens: f64) -> u32 {
+    let steps = (tokens / f64::from(PLACED_QUANTUM)).round().min(f64::from(u32::MAX / PLACED_QUANTUM));
+    steps as u32 * PLACED_QUANTUM
+}
+
+/// The load of an endpoint at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// This replica's own charge: what a reservation must find unchanged.
+    pub own: PackedCharge,
+    /// Requests in flight through all replicas.
+    pub running: u32,
+    /// Uncached prompt tokens of the requests without a first token, through all replicas.
+    pub prefill_tokens: u64,
+    /// Output tokens expected of the requests that decode, through all replicas.
+    pub decode_tokens: u64,
+    /// What the engine last said of itself.
+    pub glance: Glance,
+    /// How fast it is.
+    pub speed: Speed,
+}

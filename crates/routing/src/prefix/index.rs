@@ -63,6 +63,18 @@ impl WarmDepths {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cursor(u64);
 
+impl Cursor {
+    /// The cursor with this raw value, which [`Self::raw`] gave.
+    pub const fn from_raw(raw: u64) -> Self {
+        Self(raw)
+    }
+
+    /// As a plain number, for whoever carries it between two calls.
+    pub const fn raw(self) -> u64 {
+        self.0
+    }
+}
+
 type Holders = SmallVec<[(Slot, u8); 4]>;
 
 #[derive(Default)]

@@ -1,0 +1,191 @@
+//! What was decided and why, as data: the reason is the metric label, the header and the explain output.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use thiserror::Error;
+
+use crate::EndpointId;
+use crate::endpoint::{Endpoint, Role};
+use crate::reserve::Reservation;
+
+/// Why an endpoint was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// No other endpoint was left to choose from.
+    OnlyCandidate,
+    /// It costs the fewest milliseconds, by more than the tie.
+    LeastCost,
+    /// Among those that cost the same, the session or conversation lives there.
+    TieSession,
+    /// Among those that cost the same, it holds the most of the prompt.
+    TieWarm,
+    /// Among those that cost the same, the prompt's hash and the placed tokens point to it.
+    TieRendezvous,
+    /// It holds the longest prefix of the prompt.
+    PrefixHolder,
+    /// Nobody holds enough of the prompt; it is the least loaded.
+    NoMatchLeastLoad,
+    /// Loads differ too much for affinity; it is the least loaded.
+    ImbalancedLeastLoad,
+    /// The ring puts this prefix there.
+    RingHome,
+    /// The ring's home for this prefix is too loaded; it is the next one with room.
+    RingBounded,
+    /// The session lives there.
+    SessionHome,
+    /// The request has no session key; it is the least loaded.
+    NoSessionLeastLoad,
+    /// Its turn.
+    RoundRobin,
+    /// Drawn by lot.
+    Random,
+    /// It is the least loaded.
+    LeastLoad,
+    /// It is the less loaded of two drawn by lot.
+    PowerOfTwo,
+}
+
+impl Reason {
+    /// Every reason, for metrics that want to know their labels at the start.
+    pub const ALL: [Self; 16] = [
+        Self::OnlyCandidate,
+        Self::LeastCost,
+        Self::TieSession,
+        Self::TieWarm,
+        Self::TieRendezvous,
+        Self::PrefixHolder,
+        Self::NoMatchLeastLoad,
+        Self::ImbalancedLeastLoad,
+        Self::RingHome,
+        Self::RingBounded,
+        Self::SessionHome,
+        Self::NoSessionLeastLoad,
+        Self::RoundRobin,
+        Self::Random,
+        Self::LeastLoad,
+        Self::PowerOfTwo,
+    ];
+
+    /// The label.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::OnlyCandidate => "only-candidate",
+            Self::LeastCost => "least-cost",
+            Self::TieSession => "tie-session",
+            Self::TieWarm => "tie-warm",
+            Self::TieRendezvous => "tie-rendezvous",
+            Self::PrefixHolder => "prefix-holder",
+            Self::NoMatchLeastLoad => "no-match-least-load",
+            Self::ImbalancedLeastLoad => "imbalanced-least-load",
+            Self::RingHome => "ring-home",
+            Self::RingBounded => "ring-bounded",
+            Self::SessionHome => "session-home",
+            Self::NoSessionLeastLoad => "no-session-least-load",
+            Self::RoundRobin => "round-robin",
+            Self::Random => "random",
+            Self::LeastLoad => "least-load",
+            Self::PowerOfTwo => "power-of-two",
+        }
+    }
+}
+
+/// What one candidate looked like when the choice was made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CandidateCost {
+    /// Which endpoint.
+    pub endpoint: EndpointId,
+    /// Expected cost of the request there, in ms: wait, prefill, decode and KV pressure together.
+    pub cost_ms: f64,
+    /// The part of it that is waiting for others' prompts, in ms.
+    pub wait_ms: f64,
+    /// Tokens of the prompt believed warm there.
+    pub warm_tokens: u32,
+    /// Tokens of the prompt that it would have to compute.
+    pub uncached_tokens: u32,
+    /// Requests in flight there through all replicas.
+    pub running: u32,
+    /// The filter that dropped it, if one did.
+    pub dropped_by: Option<&'static str>,
+}
+
+/// One choice, with everything that led to it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decision {
+    /// The policy that decided.
+    pub policy: &'static str,
+    /// Why this endpoint.
+    pub reason: Reason,
+    /// The endpoint.
+    pub chosen: EndpointId,
+    /// The candidates, in the order of their ids, those that filters dropped included.
+    pub candidates: SmallVec<[CandidateCost; 4]>,
+    /// Filters that would have dropped every candidate and were undone.
+    pub reverted: SmallVec<[&'static str; 2]>,
+}
+
+impl Decision {
+    /// What the chosen candidate looked like.
+    pub fn chosen_cost(&self) -> Option<&CandidateCost> {
+        self.candidates.iter().find(|candidate| candidate.endpoint == self.chosen)
+    }
+}
+
+/// A choice that is charged: the reservation holds the place until it is dropped.
+#[derive(Debug)]
+pub struct Chosen {
+    /// What was decided and why.
+    pub decision: Decision,
+    /// Where to send the request.
+    pub endpoint: Arc<Endpoint>,
+    /// The charge, to be kept until the last byte.
+    pub reservation: Reservation,
+}
+
+/// Why no endpoint can be chosen. The edge makes a status of it.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Refusal {
+    /// Every endpoint has said what it serves, and it is not this. 404.
+    #[error("the model `{model}` does not exist")]
+    ModelUnknown {
+        /// What was asked for.
+        model: String,
+    },
+    /// The request names no model and several are served. 400.
+    #[error("`model` is required: {} models are served", served.len())]
+    ModelRequired {
+        /// What is served.
+        served: Vec<String>,
+    },
+    /// The model is known (or may yet be), but nobody is ready for it. 503 with Retry-After.
+    #[error("no endpoint is ready for {}{}", model.as_deref().unwrap_or("this request"), match missing_role {
+        Some(role) => format!(": none with role {role}"),
+        None => String::new(),
+    })]
+    NoEndpointReady {
+        /// What was asked for, if it was named.
+        model: Option<String>,
+        /// The role that nobody has, if that is the reason.
+        missing_role: Option<Role>,
+        /// When to try again, in ms.
+        retry_after_ms: u64,
+    },
+    /// There are no endpoints at all. 503.
+    #[error("no endpoint is configured")]
+    NoEndpointConfigured,
+    /// Every endpoint that could serve it was tried already. The last try's failure is the answer.
+    #[error("every endpoint that could serve the request was tried")]
+    AllTried,
+    /// Everything is busy. 429 with Retry-After.
+    #[error("all endpoints are busy")]
+    Overloaded {
+        /// When to try again, in ms.
+        retry_after_ms: u64,
+    },
+    /// The response id that the request builds on is not known here. 404.
+    #[error("the response `{id}` does not exist")]
+    ResponseUnknown {
+        /// The id.
+        id: String,
+    },
+}

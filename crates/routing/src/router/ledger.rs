@@ -1,0 +1,74 @@
+//! The ledger: placements, pins and operators' changes, to and from other replicas.
+
+use std::collections::BTreeMap;
+
+use super::{Merged, Router};
+use crate::facts::LedgerRecord;
+use crate::prefix::Cursor;
+use crate::{BlockHash, EndpointId, Moment};
+
+impl Router {
+    /// This replica's new records since the last call, oldest first, at most `max` of them.
+    pub fn take_ledger(&self, max: usize) -> Vec<LedgerRecord> {
+        let mut outgoing = self.outgoing.lock();
+        let count = max.min(outgoing.records.len());
+        outgoing.records.drain(..count).collect()
+    }
+
+    /// Takes in records of other replicas.
+    pub fn merge_ledger(&self, records: &[LedgerRecord], now: Moment) -> Merged {
+        let mut merged = Merged::default();
+        let mut view = self.view();
+        for record in records {
+            let place = match record {
+                LedgerRecord::Admin(fact) => {
+                    merged.changes.extend(self.apply_admin(fact.clone(), now));
+                    view = self.view();
+                    continue;
+                }
+                LedgerRecord::Place { endpoint, .. }
+                | LedgerRecord::Withdraw { endpoint, .. }
+                | LedgerRecord::Clear { endpoint, .. }
+                | LedgerRecord::Pin { endpoint, .. } => endpoint,
+            };
+            let Some(endpoint) = view.get(*place) else {
+                self.count_unknown_endpoint();
+                merged.ignored += 1;
+                continue;
+            };
+            match record {
+                LedgerRecord::Place { blocks, .. } => {
+                    self.index.place(blocks, endpoint.slot, now);
+                }
+                LedgerRecord::Withdraw { blocks, .. } => self.index.withdraw(blocks, endpoint.slot),
+                LedgerRecord::Clear { .. } => {
+                    self.index.clear(endpoint.slot);
+                    merged.restarted.push(endpoint.id);
+                }
+                LedgerRecord::Pin { .. } | LedgerRecord::Admin(_) => {}
+            }
+        }
+        merged
+    }
+
+    /// A page of everything this replica believes of caches, pins and the endpoint list, from `cursor`
+    /// (the start if `None`) on, about `limit` facts, and where to go on; `None` at the end.
+    pub fn snapshot_page(&self, cursor: Option<u64>, limit: usize) -> (Vec<LedgerRecord>, Option<u64>) {
+        let mut records = Vec::new();
+        if cursor.is_none() {
+            records.extend(self.admin_facts().into_iter().map(LedgerRecord::Admin));
+        }
+        let view = self.view();
+        let (pairs, next) = self.index.walk(cursor.map(Cursor::from_raw), limit);
+        let mut by_endpoint: BTreeMap<EndpointId, Vec<BlockHash>> = BTreeMap::new();
+        for (block, slot) in pairs {
+            if let Some(endpoint) = view.endpoints.iter().find(|endpoint| endpoint.slot == slot) {
+                by_endpoint.entry(endpoint.id).or_default().push(block);
+            }
+        }
+        records.extend(
+            by_endpoint.into_iter().map(|(endpoint, blocks)| LedgerRecord::Place { endpoint, blocks }),
+        );
+        (records, next.map(Cursor::raw))
+    }
+}

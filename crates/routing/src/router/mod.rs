@@ -1,0 +1,199 @@
+//! The facade: one replica's core. Everything the edges do with routing goes through here.
+//!
+//! All methods take `&self`; what many threads share is in atomics, in values that are replaced whole, or
+//! behind short locks. Time and randomness come in as arguments.
+
+mod choosing;
+mod endpoints;
+mod facts;
+mod learning;
+mod ledger;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+
+pub use endpoints::{EndpointChanges, ModelEntry};
+pub use facts::Merged;
+pub use learning::Measurement;
+
+use crate::ReplicaId;
+use crate::facts::LedgerRecord;
+use crate::policy::Plan;
+use crate::prefix::PrefixIndex;
+use crate::request::ShapeRules;
+use crate::settings::{Fault, Settings};
+use crate::view::View;
+
+/// The source of randomness that decisions draw from.
+pub type Rng = rand::rngs::SmallRng;
+
+/// One replica's core.
+pub struct Router {
+    own: ReplicaId,
+    epoch: u64,
+    active: ArcSwap<Active>,
+    view: ArcSwap<View>,
+    membership: Mutex<endpoints::Membership>,
+    index: PrefixIndex,
+    origins: Mutex<facts::Origins>,
+    told: Mutex<facts::Told>,
+    outgoing: Mutex<Outgoing>,
+    version: AtomicU64,
+    ready: AtomicBool,
+    draining: AtomicBool,
+    counters: Counters,
+}
+
+/// The settings in force, with what is made of them.
+struct Active {
+    settings: Settings,
+    rules: Arc<ShapeRules>,
+    plan: Plan,
+}
+
+/// Ledger records of this replica's own that nobody has been told of yet.
+#[derive(Default)]
+struct Outgoing {
+    records: VecDeque<LedgerRecord>,
+}
+
+#[derive(Default)]
+struct Counters {
+    ledger_overflow: AtomicU64,
+    ledger_unknown_endpoint: AtomicU64,
+    reserve_conflicts: AtomicU64,
+    reserve_forced: AtomicU64,
+}
+
+/// Figures of a router for its metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RouterStats {
+    /// Memory of the prefix index, in bytes.
+    pub index_bytes: usize,
+    /// Blocks in the prefix index.
+    pub index_blocks: usize,
+    /// Ledger records that were dropped because too many waited to be told.
+    pub ledger_overflow: u64,
+    /// Ledger records heard about endpoints that are not configured here.
+    pub ledger_unknown_endpoint: u64,
+    /// Choices made again because another request was charged in between.
+    pub reserve_conflicts: u64,
+    /// Choices charged in spite of that after too many attempts.
+    pub reserve_forced: u64,
+}
+
+impl Router {
+    /// The core of the replica `own`. `epoch` is a number that grows with each restart of the replica.
+    ///
+    /// # Errors
+    /// All faults in `settings`.
+    pub fn new(own: ReplicaId, epoch: u64, settings: Settings) -> Result<Self, Vec<Fault>> {
+        let index = PrefixIndex::new(settings.index_bytes_max);
+        Ok(Self {
+            own,
+            epoch,
+            active: ArcSwap::from_pointee(Active::new(settings)?),
+            view: ArcSwap::default(),
+            membership: Mutex::default(),
+            index,
+            origins: Mutex::default(),
+            told: Mutex::default(),
+            outgoing: Mutex::default(),
+            version: AtomicU64::new(0),
+            ready: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
+            counters: Counters::default(),
+        })
+    }
+
+    /// Takes other settings, all or none. Index, sessions, counters and reservations stay.
+    ///
+    /// # Errors
+    /// All faults in `settings`; nothing has changed then.
+    pub fn reconfigure(&self, settings: Settings) -> Result<(), Vec<Fault>> {
+        let active = Active::new(settings)?;
+        for endpoint in &self.view().endpoints {
+            endpoint.with_breaker(|breaker| breaker.reconfigure(active.settings.breaker.clone()));
+        }
+        self.active.store(Arc::new(active));
+        Ok(())
+    }
+
+    /// The settings in force.
+    pub fn settings(&self) -> Settings {
+        self.active.load().settings.clone()
+    }
+
+    /// How requests are to be read under the settings in force.
+    pub fn rules(&self) -> Arc<ShapeRules> {
+        Arc::clone(&self.active.load().rules)
+    }
+
+    /// This replica.
+    pub fn own(&self) -> &ReplicaId {
+        &self.own
+    }
+
+    /// The endpoints as they are known now.
+    pub fn view(&self) -> Arc<View> {
+        self.view.load_full()
+    }
+
+    /// Tells others whether this replica takes requests and whether it is on its way out.
+    pub fn set_ready(&self, ready: bool, draining: bool) {
+        self.ready.store(ready, Ordering::Relaxed);
+        self.draining.store(draining, Ordering::Relaxed);
+    }
+
+    /// Figures for metrics.
+    pub fn stats(&self) -> RouterStats {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        RouterStats {
+            index_bytes: self.index.bytes(),
+            index_blocks: self.index.blocks(),
+            ledger_overflow: count(&self.counters.ledger_overflow),
+            ledger_unknown_endpoint: count(&self.counters.ledger_unknown_endpoint),
+            reserve_conflicts: count(&self.counters.reserve_conflicts),
+            reserve_forced: count(&self.counters.reserve_forced),
+        }
+    }
+
+    /// Whether some endpoint can serve a whole request now.
+    pub fn has_usable_endpoint(&self) -> bool {
+        self.view.load().has_usable_endpoint()
+    }
+
+    fn tell(&self, record: LedgerRecord) {
+        let queue_max = self.active.load().settings.ledger_queue_max;
+        let mut outgoing = self.outgoing.lock();
+        if outgoing.records.len() >= queue_max {
+            outgoing.records.pop_front();
+            self.counters.ledger_overflow.fetch_add(1, Ordering::Relaxed);
+        }
+        outgoing.records.push_back(record);
+    }
+
+    fn next_version(&self) -> u64 {
+        self.version.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
+impl Active {
+    fn new(settings: Settings) -> Result<Self, Vec<Fault>> {
+        let faults = settings.faults();
+        if !faults.is_empty() {
+            return Err(faults);
+        }
+        Ok(Self { rules: Arc::new(settings.rules()), plan: Plan::new(&settings), settings })
+    }
+}
+
+impl std::fmt::Debug for Router {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Router").field("own", &self.own).field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}

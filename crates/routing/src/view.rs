@@ -1,0 +1,62 @@
+//! A replica's picture of the endpoints, published whole and never changed in place.
+
+use std::sync::Arc;
+
+use crate::EndpointId;
+use crate::endpoint::{Endpoint, Role, Served, Serves, Usable};
+
+/// The endpoints at one time, in the order of their ids, so that every replica enumerates alike.
+#[derive(Debug, Default)]
+pub struct View {
+    /// The endpoints, by id.
+    pub endpoints: Vec<Arc<Endpoint>>,
+}
+
+impl View {
+    /// A view of `endpoints`.
+    pub(crate) fn new(mut endpoints: Vec<Arc<Endpoint>>) -> Self {
+        endpoints.sort_unstable_by_key(|endpoint| endpoint.id);
+        Self { endpoints }
+    }
+
+    /// The endpoint with this id.
+    pub fn get(&self, id: EndpointId) -> Option<&Arc<Endpoint>> {
+        let at = self.endpoints.binary_search_by_key(&id, |endpoint| endpoint.id).ok()?;
+        self.endpoints.get(at)
+    }
+
+    /// Whether some endpoint in use can serve a whole request.
+    pub fn has_usable_endpoint(&self) -> bool {
+        self.endpoints
+            .iter()
+            .any(|endpoint| endpoint.usable() != Usable::No && endpoint.spec.role != Role::Prefill)
+    }
+
+    /// Whether some other endpoint in use has the role of `endpoint` and serves all that it serves.
+    pub(crate) fn has_another_for(&self, endpoint: &Endpoint) -> bool {
+        let served = endpoint.served();
+        let stands_in = |other: &Endpoint| match &*served {
+            Served::Models(models) => models.iter().all(|model| other.serves(model) == Serves::Yes),
+            Served::Unknown | Served::Any => true,
+        };
+        self.endpoints.iter().any(|other| {
+            other.id != endpoint.id
+                && other.usable() == Usable::Yes
+                && (other.spec.role == endpoint.spec.role || other.spec.role == Role::Both)
+                && stands_in(other)
+        })
+    }
+
+    /// The names of all models that some endpoint is known to serve, sorted.
+    pub fn models(&self) -> Vec<String> {
+        let mut models: Vec<String> = Vec::new();
+        for endpoint in &self.endpoints {
+            if let Served::Models(served) = &*endpoint.served() {
+                models.extend(served.iter().cloned());
+            }
+        }
+        models.sort_unstable();
+        models.dedup();
+        models
+    }
+}
