@@ -17,12 +17,17 @@ pub mod endpoint;
 pub mod endpoint_filter;
 pub mod facts;
 pub mod lifecycle;
+pub mod liveness;
 pub mod policy;
 pub mod prefix;
+pub mod rates;
+pub mod rendezvous;
 pub mod request;
 pub mod reserve;
 pub mod retry;
+pub mod ring;
 pub mod router;
+pub mod session;
 pub mod settings;
 pub mod view;
 

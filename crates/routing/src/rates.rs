@@ -1,0 +1,212 @@
+//! How fast each endpoint is, learned from the requests it served.
+//!
+//! A first byte that took `t` behind `a` queued prompt tokens, with `u` of its own, says that a token costs
+//! about `(t - base) / (a + u)`; behind nothing that is exact, behind something it is the tokens completed
+//! per busy millisecond as this request saw them. The figure is a weighted median of such samples, in which
+//! recent ones dominate: an engine that slows down is known for it within seconds, and a few odd samples
+//! change nothing. All figures stay within 1/8 to 8 times the prior, so that an engine that answers at once
+//! does not make warmth worthless and a stuck one does not look like an idle one.
+
+mod ratio;
+mod window;
+
+pub use ratio::BytesPerToken;
+use window::Window;
+
+use std::time::Duration;
+
+use crate::facts::SpeedRow;
+use crate::{EndpointId, Moment};
+
+/// How far a learned figure may be from its prior, as a factor either way.
+pub const CLAMP: f32 = 8.0;
+
+/// Engines within this factor of their model's median are taken for equal: what replicas learn differs by
+/// more than what they should disagree about.
+pub const SNAP_FACTOR: f32 = 1.3;
+
+/// The half-life of a speed sample. 2 s: half of an estimate comes from the last two seconds of traffic.
+const SAMPLE_HALF_LIFE: Duration = Duration::from_secs(2);
+/// The half-life of what an estimate weighs beside other replicas'. 15 s: a replica that has not seen an
+/// endpoint for a minute leaves it to those that have, and when nobody has, the prior holds again.
+const CONFIDENCE_HALF_LIFE: Duration = Duration::from_secs(15);
+/// Prompt tokens (own and ahead) from which a first byte tells the time per token. 64: below, the fixed part
+/// hides it.
+const PREFILL_TOKENS_MIN: u32 = 64;
+/// Prompt tokens from which such a sample has full weight.
+const PREFILL_TOKENS_FULL: u32 = 512;
+/// Output tokens from which a stream tells the time between them.
+const STREAM_TOKENS_MIN: u32 = 4;
+/// Output tokens from which a reply in one piece does: its prefill is only estimated.
+const WHOLE_TOKENS_MIN: u32 = 16;
+/// What a sample weighs that rests on an estimate: of the tokens ahead, or of the prefill within a whole reply.
+const INDIRECT_WEIGHT: f32 = 0.5;
+
+/// The speed of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speed {
+    /// Microseconds per uncached prompt token.
+    pub prefill_us_per_token: f32,
+    /// Microseconds between two output tokens of one request.
+    pub itl_us: f32,
+    /// Microseconds that a first token takes beyond its prompt's.
+    pub base_us: f32,
+}
+
+impl Default for Speed {
+    /// An 8-billion-parameter model on one H100: 250 us, 12 ms and 30 ms.
+    fn default() -> Self {
+        Self { prefill_us_per_token: 250.0, itl_us: 12_000.0, base_us: 30_000.0 }
+    }
+}
+
+/// What one served leg tells of its endpoint's speed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Served {
+    /// From dispatch to the first byte, in ms; `None` for a reply in one piece.
+    pub first_byte_ms: Option<f64>,
+    /// From dispatch to the last byte, in ms.
+    pub leg_ms: f64,
+    /// Its prompt tokens that were not cached: the engine's word if it gives one, else our belief.
+    pub uncached_tokens: u32,
+    /// Uncached prompt tokens that were queued there when it was dispatched, over all replicas.
+    pub ahead_tokens: u32,
+    /// Its output tokens; `None` if they could not be counted.
+    pub output_tokens: Option<u32>,
+}
+
+/// What one replica has learned of one endpoint's speed.
+#[derive(Clone, Debug)]
+pub struct LearnedSpeed {
+    prior: Speed,
+    prefill: Window,
+    itl: Window,
+    base: Window,
+}
+
+impl LearnedSpeed {
+    /// Nothing yet.
+    pub const fn new(prior: Speed) -> Self {
+        Self { prior, prefill: Window::new(), itl: Window::new(), base: Window::new() }
+    }
+
+    /// Takes another prior; what was learned stays.
+    pub fn set_prior(&mut self, prior: Speed) {
+        self.prior = prior;
+    }
+
+    /// Learns from a leg that was served to its end.
+    pub fn learn(&mut self, served: &Served, now: Moment) {
+        let now_speed = self.speed();
+        let tokens = served.uncached_tokens.saturating_add(served.ahead_tokens);
+        let leg_us = (served.leg_ms * 1_000.0) as f32;
+        match (served.first_byte_ms, served.output_tokens) {
+            (Some(first_byte_ms), output_tokens) => {
+                let first_byte_us = (first_byte_ms * 1_000.0) as f32;
+                self.learn_prefill(first_byte_us, served, now_speed, now);
+                if let Some(count) = output_tokens.filter(|count| *count >= STREAM_TOKENS_MIN) {
+                    self.learn_itl((leg_us - first_byte_us) / (count - 1) as f32, 1.0, now);
+                }
+            }
+            (None, Some(0 | 1)) => self.learn_prefill(leg_us, served, now_speed, now),
+            (None, Some(count)) if count >= WHOLE_TOKENS_MIN => {
+                let prefill_us = now_speed.base_us + tokens as f32 * now_speed.prefill_us_per_token;
+                self.learn_itl((leg_us - prefill_us) / (count - 1) as f32, INDIRECT_WEIGHT, now);
+            }
+            (None, _) => {}
+        }
+    }
+
+    /// The speed as learned, or as the prior says.
+    pub fn speed(&self) -> Speed {
+        Speed {
+            prefill_us_per_token: self.prefill.estimate(self.prior.prefill_us_per_token, SAMPLE_HALF_LIFE),
+            itl_us: self.itl.estimate(self.prior.itl_us, SAMPLE_HALF_LIFE),
+            base_us: self.base.estimate(self.prior.base_us, SAMPLE_HALF_LIFE),
+        }
+    }
+
+    /// What to tell the other replicas, and to use here as well; `None` when that is nothing. Quantised, so
+    /// that it seldom changes.
+    pub fn row(&self, endpoint: EndpointId, now: Moment) -> Option<SpeedRow> {
+        let prefill = self.prefill.confidence(CONFIDENCE_HALF_LIFE, now);
+        let itl = self.itl.confidence(CONFIDENCE_HALF_LIFE, now);
+        let weight = prefill.max(itl).round() as u16;
+        if weight == 0 {
+            return None;
+        }
+        let speed = self.speed();
+        Some(SpeedRow {
+            endpoint,
+            prefill_us_per_token: from_step(to_step(speed.prefill_us_per_token)),
+            itl_us: from_step(to_step(speed.itl_us)),
+            samples: 1 << weight.ilog2(),
+        })
+    }
+
+    fn learn_prefill(&mut self, first_byte_us: f32, served: &Served, speed: Speed, now: Moment) {
+        let tokens = served.uncached_tokens.saturating_add(served.ahead_tokens);
+        if tokens >= PREFILL_TOKENS_MIN {
+            let sample = (first_byte_us - speed.base_us) / tokens as f32;
+            let direct = if served.ahead_tokens == 0 { 1.0 } else { INDIRECT_WEIGHT };
+            let weight = direct * (tokens as f32 / PREFILL_TOKENS_FULL as f32).min(1.0);
+            self.prefill.add(clamp(sample, self.prior.prefill_us_per_token), weight, now);
+        } else {
+            let sample = first_byte_us - tokens as f32 * speed.prefill_us_per_token;
+            self.base.add(clamp(sample, self.prior.base_us), 1.0, now);
+        }
+    }
+
+    fn learn_itl(&mut self, sample: f32, weight: f32, now: Moment) {
+        self.itl.add(clamp(sample, self.prior.itl_us), weight, now);
+    }
+}
+
+/// One endpoint's speed from what all replicas say of it, by what each weighs; the prior if nobody says
+/// anything. The order of the rows does not matter, so that all replicas come to the same figure.
+pub fn combine(rows: impl IntoIterator<Item = SpeedRow>, prior: Speed) -> Speed {
+    let (mut weight, mut prefill, mut itl) = (0_i64, 0_i64, 0_i64);
+    for row in rows {
+        let samples = i64::from(row.samples.min(1_000));
+        weight += samples;
+        prefill += samples * i64::from(to_step(clamp(row.prefill_us_per_token, prior.prefill_us_per_token)));
+        itl += samples * i64::from(to_step(clamp(row.itl_us, prior.itl_us)));
+    }
+    if weight == 0 {
+        return prior;
+    }
+    let mean = |sum: i64| from_step((sum + weight / 2).div_euclid(weight) as i32);
+    Speed { prefill_us_per_token: mean(prefill), itl_us: mean(itl), base_us: prior.base_us }
+}
+
+/// Takes those within `factor` (1 or more) of the median for equal to it. The median is the lower of two
+/// middle ones, so that it is always a figure that somebody has.
+pub fn snap_to_median(values: &mut [f32], factor: f32) {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f32::total_cmp);
+    let Some(median) = sorted.get(sorted.len().saturating_sub(1) / 2).copied() else { return };
+    for value in values {
+        if *value <= median * factor && *value >= median / factor {
+            *value = median;
+        }
+    }
+}
+
+fn clamp(value: f32, prior: f32) -> f32 {
+    // A figure that is not a number (from elsewhere) says nothing.
+    if value.is_nan() { prior } else { value.clamp(prior / CLAMP, prior * CLAMP) }
+}
+
+/// Steps of the geometric grid in a doubling: 9% each.
+const STEPS_PER_DOUBLING: f32 = 8.0;
+
+fn to_step(value: f32) -> i32 {
+    (value.max(f32::MIN_POSITIVE).log2() * STEPS_PER_DOUBLING).round() as i32
+}
+
+fn from_step(step: i32) -> f32 {
+    (step as f32 / STEPS_PER_DOUBLING).exp2()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,213 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// An engine of a known speed, and a replica that learns it.
+struct Script {
+    learned: LearnedSpeed,
+    now_ms: u64,
+}
+
+impl Script {
+    fn new() -> Self {
+        Self { learned: LearnedSpeed::new(Speed::default()), now_ms: 0 }
+    }
+
+    /// Serves `count` streams of 1,000 uncached tokens, `every_ms`, at `us_per_token` and `itl_us`.
+    fn serve(&mut self, count: u32, every_ms: u64, us_per_token: f64, itl_us: f64) -> &mut Self {
+        for _ in 0..count {
+            self.now_ms += every_ms;
+            let first_byte_ms = 30.0 + us_per_token;
+            let served = Served {
+                first_byte_ms: Some(first_byte_ms),
+                leg_ms: first_byte_ms + 99.0 * itl_us / 1_000.0,
+                uncached_tokens: 1_000,
+                ahead_tokens: 0,
+                output_tokens: Some(100),
+            };
+            self.learned.learn(&served, Moment::from_millis(self.now_ms));
+        }
+        self
+    }
+
+    #[track_caller]
+    fn check(&self, us_per_token: f32, itl_us: f32) {
+        let speed = self.learned.speed();
+        let near = |got: f32, want: f32| (got / want - 1.0).abs() < 0.01;
+        assert!(near(speed.prefill_us_per_token, us_per_token), "{speed:?}, want {us_per_token}");
+        assert!(near(speed.itl_us, itl_us), "{speed:?}, want {itl_us}");
+    }
+}
+
+#[test]
+fn the_prior_holds_until_two_requests_say_otherwise() {
+    Script::new().check(250.0, 12_000.0);
+    Script::new().serve(2, 100, 500.0, 24_000.0).check(500.0, 24_000.0);
+}
+
+#[test]
+fn a_few_odd_samples_change_nothing() {
+    let mut script = Script::new();
+    script.serve(20, 100, 300.0, 10_000.0).serve(5, 100, 1_900.0, 90_000.0).check(300.0, 10_000.0);
+    let mut rare = Script::new();
+    rare.serve(20, 60_000, 300.0, 10_000.0).serve(1, 60_000, 1_900.0, 90_000.0).check(300.0, 10_000.0);
+}
+
+#[test]
+fn an_engine_that_slows_to_a_third_is_known_for_it_within_three_seconds() {
+    for every_ms in [20, 100, 500, 1_000] {
+        let mut script = Script::new();
+        script.serve((20_000 / every_ms) as u32, every_ms, 250.0, 12_000.0).check(250.0, 12_000.0);
+        script.serve((3_000 / every_ms) as u32, every_ms, 750.0, 36_000.0).check(750.0, 36_000.0);
+    }
+}
+
+#[test]
+fn an_instant_engine_and_a_stuck_one_stay_within_eight_times_the_prior() {
+    Script::new().serve(50, 100, 0.0, 0.0).check(250.0 / 8.0, 12_000.0 / 8.0);
+    Script::new().serve(50, 100, 1e6, 1e9).check(250.0 * 8.0, 12_000.0 * 8.0);
+}
+
+#[test]
+fn requests_behind_others_tell_the_same_speed_as_requests_alone() {
+    let mut script = Script::new();
+    for n in 0..20 {
+        let ahead_tokens = n * 500;
+        let first_byte_ms = 30.0 + 0.4 * f64::from(1_000 + ahead_tokens);
+        let served = Served {
+            first_byte_ms: Some(first_byte_ms),
+            leg_ms: first_byte_ms,
+            uncached_tokens: 1_000,
+            ahead_tokens,
+            output_tokens: None,
+        };
+        script.learned.learn(&served, Moment::from_millis(u64::from(n) * 100));
+    }
+    script.check(400.0, 12_000.0);
+}
+
+#[test]
+fn replies_in_one_piece_tell_the_decode_speed_and_very_short_ones_the_prefill_speed() {
+    let mut script = Script::new();
+    for n in 0..10 {
+        let whole = Served {
+            first_byte_ms: None,
+            leg_ms: 30.0 + 250.0 + 200.0 * 20.0,
+            uncached_tokens: 1_000,
+            ahead_tokens: 0,
+            output_tokens: Some(201),
+        };
+        script.learned.learn(&whole, Moment::from_millis(n * 100));
+    }
+    script.check(250.0, 20_000.0);
+    for n in 10..20 {
+        let one_token = Served {
+            first_byte_ms: None,
+            leg_ms: 30.0 + 600.0,
+            uncached_tokens: 1_000,
+            ahead_tokens: 0,
+            output_tokens: Some(1),
+        };
+        script.learned.learn(&one_token, Moment::from_millis(n * 100));
+    }
+    script.check(600.0, 20_000.0);
+}
+
+#[test]
+fn the_fixed_part_of_a_first_token_is_learned_from_warm_requests() {
+    let mut script = Script::new();
+    for n in 0..20 {
+        let warm = n % 2 == 0;
+        let uncached_tokens = if warm { 10 } else { 1_000 };
+        let first_byte_ms = 100.0 + 0.25 * f64::from(uncached_tokens);
+        let served = Served {
+            first_byte_ms: Some(first_byte_ms),
+            leg_ms: first_byte_ms,
+            uncached_tokens,
+            ahead_tokens: 0,
+            output_tokens: None,
+        };
+        script.learned.learn(&served, Moment::from_millis(n * 100));
+    }
+    let base_us = script.learned.speed().base_us;
+    assert!((base_us - 100_000.0).abs() < 2_000.0, "{base_us}");
+}
+
+#[test]
+fn what_is_told_weighs_less_as_it_ages_and_then_is_not_told() {
+    let endpoint = EndpointId::from_raw(1);
+    let mut script = Script::new();
+    script.serve(40, 50, 250.0, 12_000.0);
+    let samples = |age_s: u64| {
+        let now = Moment::from_millis(script.now_ms + age_s * 1_000);
+        script.learned.row(endpoint, now).map(|row| row.samples)
+    };
+    assert_eq!([0, 15, 30, 60, 120].map(samples), [Some(32), Some(16), Some(8), Some(2), None]);
+}
+
+fn row(prefill_us_per_token: f32, itl_us: f32, samples: u16) -> SpeedRow {
+    SpeedRow { endpoint: EndpointId::from_raw(1), prefill_us_per_token, itl_us, samples }
+}
+
+#[test]
+fn rows_of_several_replicas_are_weighed_by_their_samples() {
+    let prior = Speed::default();
+    assert_eq!(combine([], prior), prior);
+    assert_eq!(combine([row(1_000.0, 12_000.0, 0)], prior), prior);
+    let speed = combine([row(250.0, 12_000.0, 1), row(500.0, 12_000.0, 999)], prior);
+    assert!((speed.prefill_us_per_token / 500.0 - 1.0).abs() < 0.05, "{speed:?}");
+    let wild = combine([row(f32::NAN, f32::INFINITY, 8), row(-1.0, 0.0, 8)], prior);
+    assert!(wild.prefill_us_per_token >= 250.0 / 8.5 && wild.itl_us <= 12_000.0 * 8.5, "{wild:?}");
+}
+
+#[test]
+fn nearly_equal_engines_are_taken_for_equal() {
+    fn check(values: &[f32], want: &[f32]) {
+        let mut snapped = values.to_vec();
+        snap_to_median(&mut snapped, SNAP_FACTOR);
+        assert_eq!(snapped, want);
+    }
+    check(&[], &[]);
+    check(&[7.0], &[7.0]);
+    check(&[100.0, 120.0, 90.0], &[100.0, 100.0, 100.0]);
+    check(&[100.0, 100.0, 100.0, 300.0], &[100.0, 100.0, 100.0, 300.0]);
+    check(&[100.0, 250.0], &[100.0, 250.0]);
+}
+
+proptest! {
+    #[test]
+    fn all_replicas_combine_rows_alike(
+        rows in prop::collection::vec((10.0_f32..4_000.0, 1_000.0_f32..200_000.0, 0_u16..1_000), 0..12),
+        turn in 0_usize..12,
+    ) {
+        let rows: Vec<_> = rows.into_iter().map(|(prefill, itl, samples)| row(prefill, itl, samples)).collect();
+        let mut turned = rows.clone();
+        if !turned.is_empty() {
+            let by = turn % turned.len();
+            turned.rotate_left(by);
+        }
+        prop_assert_eq!(combine(rows, Speed::default()), combine(turned, Speed::default()));
+    }
+
+    #[test]
+    fn no_sample_takes_a_figure_beyond_its_clamp(
+        samples in prop::collection::vec((any::<f64>(), any::<f64>(), any::<u32>(), any::<u32>(), any::<Option<u32>>(), any::<bool>()), 0..80),
+    ) {
+        let prior = Speed::default();
+        let mut learned = LearnedSpeed::new(prior);
+        for (at, (first, leg, uncached_tokens, ahead_tokens, output_tokens, stream)) in (0..).zip(samples) {
+            let served = Served {
+                first_byte_ms: stream.then_some(first), leg_ms: leg, uncached_tokens, ahead_tokens, output_tokens,
+            };
+            learned.learn(&served, Moment::from_millis(at * 40));
+            let speed = learned.speed();
+            for (got, prior) in [
+                (speed.prefill_us_per_token, prior.prefill_us_per_token),
+                (speed.itl_us, prior.itl_us),
+                (speed.base_us, prior.base_us),
+            ] {
+                prop_assert!(got >= prior / 8.01 && got <= prior * 8.01, "{:?}", speed);
+            }
+        }
+    }
+}
