@@ -1,1 +1,3 @@
 //! Mailboxes, timers and supervision around the pure core.
+
+pub mod lifecycle;

@@ -1,0 +1,348 @@
+//! What the driver of a request holds of its lifecycle.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use actix::{Actor, Addr};
+use routing::endpoint::Endpoint;
+use routing::lifecycle::{Effect, EndCause, Event, GiveUp, Lifecycle, Phase};
+use routing::request::RequestShape;
+use routing::reserve::Reservation;
+use routing::retry::LegFailure;
+use routing::{EndpointId, Moment};
+
+use super::actor::{LifecycleActor, Tell};
+use super::table::Row;
+use super::worker::{Ended, Inner};
+
+/// What the driver is to do. Any order means that the leg it has out, if any, is to be dropped.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Order {
+    /// Choose again, not among those tried, and dispatch there.
+    RetryElsewhere {
+        /// What failed.
+        after: LegFailure,
+    },
+    /// Answer the client, who has no byte yet.
+    GiveUp(GiveUp),
+    /// End the client's stream with an error event, and never with `[DONE]`.
+    EndWithErrorEvent(EndCause),
+    /// Close the client's connection so that the reply can't be taken for complete.
+    CutReply(EndCause),
+}
+
+/// What the driver saw of the reply, for whoever is told of the end.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Account {
+    /// The status that the client was sent; 0 if none was.
+    pub status: u16,
+    /// Bytes of the reply's body that were handed to the client's connection.
+    pub bytes: u64,
+    /// Events of a stream, comments not counted.
+    pub events: u32,
+    /// When the first piece of the answer came, if that could be told.
+    pub first_content: Option<Moment>,
+    /// When the last event came.
+    pub last_event: Option<Moment>,
+    /// Tokens of the prompt, by the engine's count.
+    pub prompt_tokens: Option<u32>,
+    /// Tokens of the answer, by the engine's count.
+    pub output_tokens: Option<u32>,
+    /// Tokens that the engine found in its prefix cache.
+    pub cached_tokens: Option<u32>,
+    /// Requests in flight at the last endpoint, through all replicas, when this one was sent to it, itself
+    /// excluded.
+    pub running_at_dispatch: u32,
+}
+
+/// What actor, handle and watch share. All of it stays on one thread.
+pub(super) struct Shared {
+    inner: Rc<Inner>,
+    pub(super) key: usize,
+    row: Arc<Row>,
+    shape: RequestShape,
+    machine: RefCell<Lifecycle>,
+    charge: RefCell<Option<Reservation>>,
+    endpoint: RefCell<Option<Arc<Endpoint>>>,
+    account: RefCell<Account>,
+    order: Cell<Option<Order>>,
+    waker: RefCell<Option<Waker>>,
+    progress: Cell<Option<Moment>>,
+    deadline: Cell<Option<Moment>>,
+    driver_gone: Cell<bool>,
+    address: RefCell<Option<Addr<LifecycleActor>>>,
+}
+
+impl Shared {
+    pub(super) fn new(
+        inner: Rc<Inner>,
+        key: usize,
+        row: Arc<Row>,
+        shape: RequestShape,
+        machine: Lifecycle,
+    ) -> Self {
+        let deadline = machine.next_deadline().map(|(at, _)| at);
+        Self {
+            inner,
+            key,
+            row,
+            shape,
+            machine: RefCell::new(machine),
+            charge: RefCell::default(),
+            endpoint: RefCell::default(),
+            account: RefCell::default(),
+            order: Cell::new(None),
+            waker: RefCell::default(),
+            progress: Cell::new(None),
+            deadline: Cell::new(deadline),
+            driver_gone: Cell::new(false),
+            address: RefCell::default(),
+        }
+    }
+
+    /// Starts the actor, or another in the place of one that died.
+    pub(super) fn start(self: &Rc<Self>) {
+        *self.address.borrow_mut() = Some(LifecycleActor::new(Rc::clone(self)).start());
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.row.phase().is_terminal()
+    }
+
+    /// Whether the actor is gone before its request.
+    pub(super) fn is_lost(&self) -> bool {
+        !self.is_over() && self.address.borrow().as_ref().is_none_or(|address| !address.connected())
+    }
+
+    pub(super) fn driver_gone(&self) -> bool {
+        self.driver_gone.get()
+    }
+
+    pub(super) fn id(&self) -> &str {
+        self.row.id()
+    }
+
+    /// Whether a limit may have passed by `now`; the driver's progress has still to be looked at.
+    pub(super) fn has_deadline_by(&self, now: Moment) -> bool {
+        self.deadline.get().is_some_and(|deadline| deadline <= now)
+    }
+
+    /// Tells the actor of the time, and before that of the progress that the driver has noted.
+    pub(super) fn tell_tick(&self, now: Moment) {
+        if let Some(at) = self.progress.take() {
+            self.tell(Event::Progress, at);
+        }
+        self.tell(Event::Tick, now);
+    }
+
+    pub(super) fn tell(&self, event: Event, at: Moment) {
+        let told = self.address.borrow().as_ref().map(|address| address.try_send(Tell(event, at)));
+        match told {
+            Some(Ok(())) => {}
+            Some(Err(actix::prelude::SendError::Full(_))) => self.inner.count_overload(),
+            // The watch will find it lost, and see from what is shared how far it had come.
+            Some(Err(actix::prelude::SendError::Closed(_))) | None => self.inner.hurry(),
+        }
+    }
+
+    /// Takes an event into the machine and performs what follows.
+    pub(super) fn step(&self, event: Event, at: Moment) {
+        let (effects, phase) = {
+            let mut machine = self.machine.borrow_mut();
+            let effects = machine.step(event, at);
+            self.deadline.set(machine.next_deadline().map(|(at, _)| at));
+            (effects, machine.phase())
+        };
+        self.row.set_phase(phase);
+        for effect in effects {
+            self.perform(effect, at);
+        }
+    }
+
+    fn perform(&self, effect: Effect, at: Moment) {
+        let port = &self.inner.port;
+        match effect {
+            // The order that follows drops the leg.
+            Effect::AbortUpstream { .. } => {}
+            Effect::Release { endpoint } => self.release(Some(endpoint)),
+            Effect::FirstToken { endpoint } => {
+                if let Some(charge) =
+                    self.charge.borrow().as_ref().filter(|charge| charge.endpoint().id == endpoint)
+                {
+                    charge.first_token();
+                }
+            }
+            Effect::Withdraw { endpoint } => port.withdraw(&self.shape, endpoint),
+            Effect::Report { endpoint, signal } => port.report(endpoint, signal),
+            Effect::RetryElsewhere { after } => self.give_order(Order::RetryElsewhere { after }),
+            Effect::GiveUp(what) => self.give_order(Order::GiveUp(what)),
+            Effect::EndWithErrorEvent(cause) => self.give_order(Order::EndWithErrorEvent(cause)),
+            Effect::CutReply(cause) => self.give_order(Order::CutReply(cause)),
+            Effect::Done(outcome) => {
+                self.inner.forget(self.key, &self.row, at);
+                port.ended(&Ended {
+                    id: self.row.id(),
+                    shape: &self.shape,
+                    outcome: &outcome,
+                    account: &self.account.borrow(),
+                    endpoint: self.endpoint.borrow().as_ref(),
+                });
+            }
+        }
+    }
+
+    /// Gives the charge back (at this endpoint only, if one is named).
+    fn release(&self, at: Option<EndpointId>) {
+        let mut charge = self.charge.borrow_mut();
+        if charge.as_ref().is_some_and(|charge| at.is_none_or(|at| charge.endpoint().id == at)) {
+            *charge = None;
+        }
+    }
+
+    fn give_order(&self, order: Order) {
+        self.order.set(Some(order));
+        if let Some(waker) = self.waker.borrow_mut().take() {
+            waker.wake();
+        }
+    }
+}
+
+/// The driver's end of one request's lifecycle. Dropping it before [`LifecycleHandle::ended`] means that the
+/// client is gone.
+pub struct LifecycleHandle {
+    shared: Rc<Shared>,
+    told_end: Cell<bool>,
+}
+
+impl std::fmt::Debug for LifecycleHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LifecycleHandle")
+            .field("id", &self.shared.row.id())
+            .field("phase", &self.shared.row.phase())
+            .finish_non_exhaustive()
+    }
+}
+
+impl LifecycleHandle {
+    pub(super) const fn new(shared: Rc<Shared>) -> Self {
+        Self { shared, told_end: Cell::new(false) }
+    }
+
+    /// The request's id.
+    pub fn id(&self) -> &str {
+        self.shared.row.id()
+    }
+
+    /// What the request is to routing.
+    pub fn shape(&self) -> &RequestShape {
+        &self.shared.shape
+    }
+
+    /// Where the request stands, as far as the actor has heard.
+    pub fn phase(&self) -> Phase {
+        self.shared.row.phase()
+    }
+
+    /// A leg was sent to `endpoint`; the charge for it is kept until the leg is over.
+    pub fn dispatched(&self, endpoint: &Arc<Endpoint>, charge: Reservation) {
+        let now = self.shared.inner.port.now();
+        self.shared.account.borrow_mut().running_at_dispatch = endpoint.running(now).saturating_sub(1);
+        *self.shared.charge.borrow_mut() = Some(charge);
+        *self.shared.endpoint.borrow_mut() = Some(Arc::clone(endpoint));
+        self.shared.row.set_endpoint(endpoint);
+        self.shared.tell(Event::Dispatched { endpoint: endpoint.id }, now);
+    }
+
+    /// No endpoint can be chosen. An order follows.
+    pub fn refused(&self) {
+        self.tell(Event::Refused);
+    }
+
+    /// The reply's head is there, with a status that is not tried elsewhere.
+    pub fn head_arrived(&self, status: u16) {
+        self.shared.account.borrow_mut().status = status;
+        self.tell(Event::HeadArrived { status });
+    }
+
+    /// The first byte that says something is there. The charge turns from prefill to decode at once.
+    pub fn first_byte(&self) {
+        if let Some(charge) = self.shared.charge.borrow().as_ref() {
+            charge.first_token();
+        }
+        self.tell(Event::FirstByte);
+    }
+
+    /// More of the reply is there. No message: the next sweep reads it.
+    pub fn progress(&self, now: Moment) {
+        self.shared.progress.set(Some(now));
+    }
+
+    /// The leg failed. An order follows.
+    pub fn leg_failed(&self, failure: LegFailure) {
+        let now = self.shared.inner.port.now();
+        let in_flight =
+            self.shared.endpoint.borrow().as_ref().map_or(1, |endpoint| endpoint.own_running(now));
+        self.shared.release(None);
+        self.shared.tell(Event::LegFailed { failure, in_flight }, now);
+    }
+
+    /// The replica ends, and the time for what runs is up. An order follows.
+    pub fn shut_down(&self) {
+        self.tell(Event::Shutdown);
+    }
+
+    /// The reply is there to its last byte. The charge goes back at once, so that the client's next request
+    /// finds it gone.
+    pub fn ended(&self) {
+        self.told_end.set(true);
+        self.shared.release(None);
+        self.tell(Event::Ended);
+    }
+
+    /// Changes what is known of the reply.
+    pub fn note(&self, change: impl FnOnce(&mut Account)) {
+        change(&mut self.shared.account.borrow_mut());
+    }
+
+    /// The next order.
+    pub async fn order(&self) -> Order {
+        poll_fn(|context| self.poll_order(context)).await
+    }
+
+    /// The next order, if there is one; else the task is woken by it.
+    pub fn poll_order(&self, context: &Context<'_>) -> Poll<Order> {
+        if let Some(order) = self.shared.order.take() {
+            return Poll::Ready(order);
+        }
+        let mut waker = self.shared.waker.borrow_mut();
+        if waker.as_ref().is_none_or(|waker| !waker.will_wake(context.waker())) {
+            *waker = Some(context.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// Makes the actor panic, to show that it is recreated.
+    #[cfg(any(test, feature = "panic-injection"))]
+    pub fn inject_panic(&self) {
+        if let Some(address) = self.shared.address.borrow().as_ref() {
+            let _ = address.try_send(super::actor::Panic);
+        }
+    }
+
+    fn tell(&self, event: Event) {
+        self.shared.tell(event, self.shared.inner.port.now());
+    }
+}
+
+impl Drop for LifecycleHandle {
+    fn drop(&mut self) {
+        self.shared.driver_gone.set(true);
+        self.shared.release(None);
+        if !self.told_end.get() && !self.shared.is_over() {
+            self.tell(Event::ClientGone);
+        }
+    }
+}

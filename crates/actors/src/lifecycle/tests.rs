@@ -1,0 +1,220 @@
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::SeedableRng;
+use routing::endpoint::{Endpoint, EndpointSpec, Signal};
+use routing::lifecycle::{GiveUp, Limit, Phase, Verdict};
+use routing::request::{RequestShape, Route, ShapeRules};
+use routing::retry::{BudgetConfig, LegFailure, LegFault};
+use routing::settings::Settings;
+use routing::{EndpointId, Moment, ReplicaId, Rng, Router};
+
+use super::*;
+
+struct FakePort {
+    now: Cell<Moment>,
+    router: Router,
+    ended: RefCell<Vec<Verdict>>,
+}
+
+impl LifecyclePort for FakePort {
+    fn now(&self) -> Moment {
+        self.now.get()
+    }
+    fn report(&self, endpoint: EndpointId, signal: Signal) {
+        self.router.report(endpoint, signal, self.now.get());
+    }
+    fn withdraw(&self, shape: &RequestShape, endpoint: EndpointId) {
+        self.router.withdraw(shape, endpoint);
+    }
+    fn ended(&self, ended: &Ended<'_>) {
+        self.ended.borrow_mut().push(ended.outcome.verdict);
+    }
+}
+
+/// One worker with two endpoints and a clock that the test moves.
+struct Bench {
+    port: Rc<FakePort>,
+    all: Lifecycles,
+    worker: WorkerLifecycles,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let router = Router::new(ReplicaId::new("r"), 1, Settings::default()).unwrap();
+        let spec = |url| EndpointSpec::at(url).unwrap();
+        router.set_endpoints(vec![spec("http://a:1"), spec("http://b:1")], Moment::default());
+        let port = Rc::new(FakePort { now: Cell::default(), router, ended: RefCell::default() });
+        let all = Lifecycles::new(LifecycleSettings::default(), BudgetConfig::default());
+        let worker = all.on_worker(Rc::clone(&port) as Rc<dyn LifecyclePort>);
+        Self { port, all, worker }
+    }
+
+    fn begin(&self, stream: bool) -> LifecycleHandle {
+        let body = format!(r#"{{"prompt":"hello","stream":{stream}}}"#);
+        let headers: [(&str, &str); 0] = [];
+        let shape = RequestShape::read(Route::Completions, &headers, body.as_bytes(), &ShapeRules::default());
+        self.worker.begin("id-1".to_owned(), shape.unwrap(), self.port.now())
+    }
+
+    fn dispatch(&self, handle: &LifecycleHandle, tried: &[EndpointId]) -> Arc<Endpoint> {
+        let mut rng = Rng::seed_from_u64(7);
+        let chosen = self.port.router.choose(handle.shape(), tried, self.port.now(), &mut rng).unwrap();
+        handle.dispatched(&chosen.endpoint, chosen.reservation);
+        chosen.endpoint
+    }
+
+    fn running(&self) -> u32 {
+        self.port.router.view().endpoints.iter().map(|each| each.running(self.port.now())).sum()
+    }
+
+    fn pass(&self, span: Duration) {
+        self.port.now.set(self.port.now().plus(span));
+    }
+
+    async fn until(&self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
+        for _ in 0..1_000 {
+            if holds(self) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        panic!("in vain: {what}");
+    }
+}
+
+fn refused() -> LegFailure {
+    LegFailure::new(LegFault::ConnectRefused)
+}
+
+#[actix::test]
+async fn a_finished_request_gives_its_charge_back_at_once_and_is_shown_as_ended() {
+    let bench = Bench::new();
+    let handle = bench.begin(true);
+    bench.dispatch(&handle, &[]);
+    assert_eq!((bench.running(), bench.all.table().in_flight()), (1, 1));
+    handle.head_arrived(200);
+    handle.first_byte();
+    handle.ended();
+    assert_eq!(bench.running(), 0);
+    drop(handle);
+    bench.until("the end", |bench| bench.all.table().in_flight() == 0).await;
+    assert_eq!(*bench.port.ended.borrow(), [Verdict::Finished { status: 200 }]);
+    let row = bench.all.table().find("id-1", bench.port.now()).unwrap();
+    assert_eq!((row.phase, row.took_ms), ("finished", Some(0.0)));
+}
+
+#[actix::test]
+async fn a_dropped_handle_is_a_client_that_left() {
+    let bench = Bench::new();
+    let handle = bench.begin(true);
+    bench.dispatch(&handle, &[]);
+    drop(handle);
+    assert_eq!(bench.running(), 0);
+    bench.until("the end", |bench| !bench.port.ended.borrow().is_empty()).await;
+    assert_eq!(*bench.port.ended.borrow(), [Verdict::Cancelled { during: Phase::Prefilling }]);
+}
+
+#[actix::test]
+async fn a_failed_leg_is_ordered_elsewhere_until_all_were_tried() {
+    let bench = Bench::new();
+    let handle = bench.begin(false);
+    let first = bench.dispatch(&handle, &[]);
+    handle.leg_failed(refused());
+    assert_eq!(handle.order().await, Order::RetryElsewhere { after: refused() });
+    assert_eq!(bench.running(), 0);
+    let second = bench.dispatch(&handle, &[first.id]);
+    assert_ne!(first.id, second.id);
+    handle.leg_failed(refused());
+    assert_eq!(handle.order().await, Order::RetryElsewhere { after: refused() });
+    handle.refused();
+    assert_eq!(handle.order().await, Order::GiveUp(GiveUp::BadGateway { failure: refused() }));
+}
+
+#[actix::test]
+async fn a_limit_that_passes_becomes_an_order_and_progress_puts_it_off() {
+    let bench = Bench::new();
+    let handle = bench.begin(true);
+    bench.dispatch(&handle, &[]);
+    bench.pass(Duration::from_secs(59));
+    handle.head_arrived(200);
+    handle.first_byte();
+    bench.until("decoding", |_| handle.phase() == Phase::Decoding).await;
+    bench.pass(Duration::from_secs(25));
+    handle.progress(bench.port.now());
+    bench.pass(Duration::from_secs(25));
+    tokio::task::yield_now().await;
+    assert_eq!(handle.phase(), Phase::Decoding);
+    bench.pass(Duration::from_secs(31));
+    let order = tokio::time::timeout(Duration::from_secs(5), handle.order()).await.unwrap();
+    assert!(matches!(order, Order::EndWithErrorEvent(cause) if cause.as_str() == "idle-timeout"));
+
+    let silent = bench.begin(true);
+    bench.dispatch(&silent, &[]);
+    bench.pass(Duration::from_secs(61));
+    let order = tokio::time::timeout(Duration::from_secs(5), silent.order()).await.unwrap();
+    assert_eq!(order, Order::GiveUp(GiveUp::Timeout { limit: Limit::FirstByte }));
+    assert_eq!(bench.running(), 0);
+}
+
+#[actix::test]
+async fn an_actor_that_panics_is_recreated_and_its_request_goes_on() {
+    let bench = Bench::new();
+    let handle = bench.begin(true);
+    let endpoint = bench.dispatch(&handle, &[]);
+    bench.until("prefilling", |_| handle.phase() == Phase::Prefilling).await;
+    handle.inject_panic();
+    bench.until("recreated", |bench| bench.all.counts().recreated() == 1).await;
+    assert_eq!(endpoint.running(bench.port.now()), 1);
+    handle.leg_failed(refused());
+    assert_eq!(handle.order().await, Order::RetryElsewhere { after: refused() });
+    bench.dispatch(&handle, &[endpoint.id]);
+    handle.head_arrived(200);
+    handle.first_byte();
+    handle.ended();
+    bench.until("the end", |bench| bench.all.table().in_flight() == 0).await;
+    assert_eq!(bench.running(), 0);
+}
+
+#[actix::test]
+async fn a_request_whose_driver_and_actor_are_both_gone_ends_all_the_same() {
+    let bench = Bench::new();
+    let handle = bench.begin(true);
+    bench.dispatch(&handle, &[]);
+    handle.inject_panic();
+    drop(handle);
+    bench.until("the end", |bench| bench.all.table().in_flight() == 0).await;
+    assert!(matches!(bench.port.ended.borrow()[..], [Verdict::Cancelled { .. }]));
+    assert_eq!(bench.running(), 0);
+}
+
+#[actix::test]
+async fn a_full_mailbox_is_counted_and_no_charge_is_lost() {
+    let bench = Bench::new();
+    let handle = bench.begin(true);
+    bench.dispatch(&handle, &[]);
+    for _ in 0..100 {
+        handle.head_arrived(200);
+    }
+    assert!(bench.all.counts().overloads() > 0);
+    drop(handle);
+    assert_eq!(bench.running(), 0);
+    bench.until("the end", |bench| bench.all.table().in_flight() == 0).await;
+    assert_eq!(bench.port.ended.borrow().len(), 1);
+}
+
+#[actix::test]
+async fn ended_requests_are_kept_for_a_minute_and_at_most_a_thousand() {
+    let bench = Bench::new();
+    for _ in 0..1_100 {
+        let handle = bench.begin(true);
+        handle.refused();
+        assert_eq!(handle.order().await, Order::GiveUp(GiveUp::Refusal));
+    }
+    assert_eq!(bench.all.table().list(bench.port.now()).len(), 1_000);
+    bench.pass(Duration::from_secs(61));
+    assert_eq!(bench.all.table().list(bench.port.now()).len(), 0);
+    assert_eq!(bench.all.table().in_flight(), 0);
+}

@@ -1,0 +1,233 @@
+//! Lifecycles of one worker: where they begin, and the watch over them.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use routing::endpoint::{Endpoint, Signal};
+use routing::lifecycle::{Delivery, Event, Lifecycle, Limits, Outcome};
+use routing::request::RequestShape;
+use routing::retry::{BudgetConfig, RetryBudget, RetryPlan};
+use routing::{EndpointId, Moment};
+use tokio::sync::Notify;
+
+use super::handle::{Account, LifecycleHandle, Shared};
+use super::table::{RequestTable, Row};
+
+/// How often limits and actors are looked at. 50 ms: a limit is a matter of seconds, and a lost actor is to
+/// be back within one.
+const WATCH_EVERY: Duration = Duration::from_millis(50);
+
+/// What a lifecycle's effects act on, given by the worker's owner. Called on the worker's thread.
+pub trait LifecyclePort {
+    /// The time now.
+    fn now(&self) -> Moment;
+    /// Tells an endpoint's breaker.
+    fn report(&self, endpoint: EndpointId, signal: Signal);
+    /// Takes a request's placement back.
+    fn withdraw(&self, shape: &RequestShape, endpoint: EndpointId);
+    /// Hears how a request has ended; called once for each.
+    fn ended(&self, ended: &Ended<'_>);
+}
+
+/// How a request has ended.
+#[derive(Debug)]
+pub struct Ended<'a> {
+    /// Its id.
+    pub id: &'a str,
+    /// What it was.
+    pub shape: &'a RequestShape,
+    /// What the lifecycle says of it.
+    pub outcome: &'a Outcome,
+    /// What the driver saw of its reply.
+    pub account: &'a Account,
+    /// The last endpoint that it was at.
+    pub endpoint: Option<&'a Arc<Endpoint>>,
+}
+
+/// What can be set of the lifecycles.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LifecycleSettings {
+    /// How long requests may take.
+    pub limits: Limits,
+    /// Tries of one request, 1 to [`routing::retry::TRIES_MAX`].
+    pub tries_max: u32,
+}
+
+impl Default for LifecycleSettings {
+    fn default() -> Self {
+        Self { limits: Limits::default(), tries_max: RetryPlan::TRIES_DEFAULT }
+    }
+}
+
+/// What has happened to the actors themselves.
+#[derive(Debug, Default)]
+pub struct LifecycleCounts {
+    overloads: AtomicU64,
+    recreated: AtomicU64,
+}
+
+impl LifecycleCounts {
+    /// Messages that found a mailbox full.
+    pub fn overloads(&self) -> u64 {
+        self.overloads.load(Ordering::Relaxed)
+    }
+
+    /// Actors that were recreated after a panic.
+    pub fn recreated(&self) -> u64 {
+        self.recreated.load(Ordering::Relaxed)
+    }
+}
+
+/// The lifecycles of one replica: what all its workers share.
+#[derive(Clone, Debug)]
+pub struct Lifecycles {
+    settings: Arc<ArcSwap<LifecycleSettings>>,
+    budget: Arc<RetryBudget>,
+    table: Arc<RequestTable>,
+    counts: Arc<LifecycleCounts>,
+}
+
+impl Lifecycles {
+    /// Lifecycles with these settings and a retry budget of their own.
+    pub fn new(settings: LifecycleSettings, budget: BudgetConfig) -> Self {
+        Self {
+            settings: Arc::new(ArcSwap::from_pointee(settings)),
+            budget: Arc::new(RetryBudget::new(budget)),
+            table: Arc::default(),
+            counts: Arc::default(),
+        }
+    }
+
+    /// Takes other settings for the requests to come; those in flight keep theirs.
+    pub fn reconfigure(&self, settings: LifecycleSettings) {
+        self.settings.store(Arc::new(settings));
+    }
+
+    /// The requests in flight and those that ended lately.
+    pub const fn table(&self) -> &Arc<RequestTable> {
+        &self.table
+    }
+
+    /// What has happened to the actors.
+    pub const fn counts(&self) -> &Arc<LifecycleCounts> {
+        &self.counts
+    }
+
+    /// Lifecycles on the calling worker, with a watch over them that lives as long as they do.
+    pub fn on_worker(&self, port: Rc<dyn LifecyclePort>) -> WorkerLifecycles {
+        let inner = Rc::new(Inner {
+            all: self.clone(),
+            port,
+            live: RefCell::default(),
+            next_key: Cell::new(0),
+            wake: Rc::default(),
+        });
+        actix::spawn(watch(Rc::downgrade(&inner), Rc::clone(&inner.wake)));
+        WorkerLifecycles { inner }
+    }
+}
+
+/// Where the requests of one worker begin.
+#[derive(Clone)]
+pub struct WorkerLifecycles {
+    inner: Rc<Inner>,
+}
+
+impl std::fmt::Debug for WorkerLifecycles {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WorkerLifecycles")
+            .field("live", &self.inner.live.borrow().len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl WorkerLifecycles {
+    /// A request has arrived. Its actor starts on this thread.
+    pub fn begin(&self, id: String, shape: RequestShape, arrived: Moment) -> LifecycleHandle {
+        let inner = &self.inner;
+        let settings = inner.all.settings.load();
+        let delivery = if shape.stream { Delivery::Stream } else { Delivery::Whole };
+        let plan = RetryPlan::new(settings.tries_max, Arc::clone(&inner.all.budget));
+        let machine = Lifecycle::new(settings.limits.clone(), delivery, plan, arrived);
+        let row = Arc::new(Row::new(id, shape.model.clone(), shape.route.as_str(), shape.priority, arrived));
+        inner.all.table.insert(Arc::clone(&row));
+        let key = inner.next_key.get();
+        inner.next_key.set(key.wrapping_add(1));
+        let shared = Rc::new(Shared::new(Rc::clone(inner), key, row, shape, machine));
+        let mut live = inner.live.borrow_mut();
+        if live.is_empty() {
+            inner.wake.notify_one();
+        }
+        live.insert(key, Rc::clone(&shared));
+        shared.start();
+        LifecycleHandle::new(shared)
+    }
+}
+
+/// What the lifecycles of one worker share.
+pub(super) struct Inner {
+    all: Lifecycles,
+    pub(super) port: Rc<dyn LifecyclePort>,
+    live: RefCell<HashMap<usize, Rc<Shared>>>,
+    next_key: Cell<usize>,
+    wake: Rc<Notify>,
+}
+
+impl Inner {
+    pub(super) fn forget(&self, key: usize, row: &Arc<Row>, now: Moment) {
+        self.live.borrow_mut().remove(&key);
+        self.all.table.end(row, now);
+    }
+
+    pub(super) fn count_overload(&self) {
+        self.all.counts.overloads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Has the watch look now rather than at its next turn.
+    pub(super) fn hurry(&self) {
+        self.wake.notify_one();
+    }
+
+    fn sweep(&self) {
+        let now = self.port.now();
+        let needs_care =
+            |shared: &&Rc<Shared>| shared.is_lost() || shared.driver_gone() || shared.has_deadline_by(now);
+        let in_need: Vec<Rc<Shared>> = self.live.borrow().values().filter(needs_care).cloned().collect();
+        for shared in in_need {
+            if shared.is_lost() {
+                self.all.counts.recreated.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(id = shared.id(), "a lifecycle's actor was lost; it is recreated");
+                shared.start();
+            }
+            if shared.driver_gone() {
+                // It was told so already, unless its mailbox was full or the actor lost.
+                shared.tell(Event::ClientGone, now);
+            } else if shared.has_deadline_by(now) {
+                shared.tell_tick(now);
+            }
+        }
+    }
+}
+
+/// Sweeps while there is something to watch. Holds no lifecycle alive by itself.
+async fn watch(inner: Weak<Inner>, wake: Rc<Notify>) {
+    loop {
+        let idle = match inner.upgrade() {
+            None => return,
+            Some(inner) => inner.live.borrow().is_empty(),
+        };
+        if idle {
+            wake.notified().await;
+        }
+        let _ = tokio::time::timeout(WATCH_EVERY, wake.notified()).await;
+        match inner.upgrade() {
+            None => return,
+            Some(inner) => inner.sweep(),
+        }
+    }
+}
