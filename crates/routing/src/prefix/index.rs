@@ -1,62 +1,37 @@
 //! Block -> holders: which endpoints are believed to have which prefix block in their KV cache.
+//!
+//! The main choice: a flat, bounded array of pairs in many small parts, each behind a lock of its own that
+//! is held for one block at a time. No tree: the hash of a block names all before it, so how deep a prompt
+//! is warm is found by bisection. A hole in a prefix is no harm: what counts is the deepest block that is
+//! really there.
 
-use std::mem;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use hashbrown::HashMap;
 use parking_lot::RwLock;
-use smallvec::SmallVec;
 
+use super::crowd::Joined;
+use super::depths::WarmDepths;
+use super::shard::{ENTRY_BYTES, Shard, Shared, tick};
+use super::slot::{Generations, Slot};
 use crate::{BlockHash, Moment};
 
-/// An endpoint's number in this replica's index; reusable once [`PrefixIndex::clear`] was called on it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct Slot(u16);
+/// The least memory that an index makes do with; 137 KB of it are fixed.
+pub const INDEX_BYTES_MIN: usize = 1 << 20;
 
-impl Slot {
-    /// The most endpoints that one replica can number.
-    pub const COUNT_MAX: usize = u16::MAX as usize;
+/// How large a part of the index may get: rebuilding one while it grows takes some 20 us.
+const PART_BYTES_MAX: usize = 64 << 10;
 
-    /// The slot with this number.
-    pub const fn new(number: u16) -> Self {
-        Self(number)
-    }
+/// The most parts. Beyond 4 GiB the parts get larger instead.
+const PART_BITS_MAX: u32 = 16;
 
-    /// Its number.
-    pub const fn number(self) -> u16 {
-        self.0
-    }
-}
+/// One in so many bytes is for blocks that many endpoints hold.
+const CROWD_SHARE: usize = 8;
 
 /// What a placement added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placed {
-    /// How many leading blocks were already known to be at the slot; the others are news.
+    /// How many leading blocks were already known to be at the slot; those after it are news.
     pub new_from: usize,
-}
-
-/// How deep a prompt is warm, for each slot that holds any of it. Reusable: filling it allocates nothing
-/// once it has grown.
-#[derive(Clone, Default, Debug)]
-pub struct WarmDepths {
-    depths: SmallVec<[(Slot, u32); 16]>,
-}
-
-impl WarmDepths {
-    /// How many leading blocks are believed warm at `slot`.
-    pub fn at(&self, slot: Slot) -> u32 {
-        self.depths.iter().find(|(held, _)| *held == slot).map_or(0, |(_, depth)| *depth)
-    }
-
-    /// The slots with any warm block and their depths in blocks, in no particular order.
-    pub fn iter(&self) -> impl Iterator<Item = (Slot, u32)> + '_ {
-        self.depths.iter().copied()
-    }
-
-    /// How many leading blocks are warm anywhere.
-    pub fn deepest(&self) -> u32 {
-        self.depths.iter().map(|(_, depth)| *depth).max().unwrap_or(0)
-    }
 }
 
 /// Where a walk over the index goes on.
@@ -75,145 +50,182 @@ impl Cursor {
     }
 }
 
-type Holders = SmallVec<[(Slot, u8); 4]>;
-
-#[derive(Default)]
-struct Shard {
-    young: HashMap<BlockHash, Holders>,
-    old: HashMap<BlockHash, Holders>,
-}
-
-const SHARDS: usize = 64;
-const ENTRY_BYTES: usize = size_of::<(BlockHash, Holders)>() + 1;
-
-/// See the module.
+/// Which endpoints hold which blocks, as far as this replica knows.
+///
+/// Memory: never more than the bytes it was made for, counted by what is allocated, except that a part
+/// that grows is there twice while it does. A (block, holder) pair takes 16 bytes in arrays that are kept 2/3 to 5/6
+/// full, so 19 to 24; of a block with more than six holders each further one takes 8 to 10. When there is no more room
+/// the oldest of a few pairs at hand makes room, so what is placed again and again stays.
+#[derive(Debug)]
 pub struct PrefixIndex {
-    shards: Vec<RwLock<Shard>>,
-    generations: Vec<AtomicU32>,
-    shard_entries_max: usize,
+    parts: Box<[RwLock<Shard>]>,
+    shared: Shared,
 }
 
 impl PrefixIndex {
-    /// An empty index that never takes more than `bytes_max`.
+    /// An empty index that takes at most `bytes_max`, but not less than [`INDEX_BYTES_MIN`].
     pub fn new(bytes_max: usize) -> Self {
-        Self {
-            shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
-            generations: (0..=u16::MAX).map(|_| AtomicU32::new(0)).collect(),
-            shard_entries_max: (bytes_max / SHARDS / ENTRY_BYTES / 4).max(1),
-        }
+        let bytes_max = bytes_max.max(INDEX_BYTES_MIN);
+        let part_bits = (bytes_max / PART_BYTES_MAX).next_power_of_two().ilog2().min(PART_BITS_MAX);
+        let parts: Box<[_]> = (0..1_usize << part_bits).map(|_| RwLock::new(Shard::default())).collect();
+        let room = bytes_max - fixed_bytes(parts.len());
+        let crowd_bytes_max = room / CROWD_SHARE;
+        let shared = Shared {
+            generations: Generations::new(),
+            part_bits,
+            entries_max: (room - crowd_bytes_max) / parts.len() / ENTRY_BYTES,
+            crowd_bytes_max,
+            entry_bytes: AtomicUsize::new(0),
+            crowd_bytes: AtomicUsize::new(0),
+            evicted: AtomicU64::new(0),
+        };
+        Self { parts, shared }
     }
 
-    fn shard(&self, block: BlockHash) -> &RwLock<Shard> {
-        &self.shards[(block.raw() >> 58) as usize]
+    /// The part that a block is in, and the block's hash as the parts want it.
+    fn part(&self, block: BlockHash) -> (&RwLock<Shard>, u64) {
+        // 0 stands for a gap
+        let hash = block.raw().max(1);
+        (&self.parts[self.part_number(hash)], hash)
     }
 
-    fn generation(&self, slot: Slot) -> u8 {
-        self.generations[usize::from(slot.0)].load(Ordering::Relaxed) as u8
+    fn part_number(&self, hash: u64) -> usize {
+        hash.checked_shr(u64::BITS - self.shared.part_bits).unwrap_or(0) as usize
     }
 
-    /// Notes that `slot` is about to hold these leading blocks of a prompt.
-    pub fn place(&self, blocks: &[BlockHash], slot: Slot, _now: Moment) -> Placed {
-        let generation = self.generation(slot);
-        let mut new_from = blocks.len();
+    /// Notes that `slot` is about to hold these blocks, leading ones of a prompt or a part of its path,
+    /// and that they were wanted just now.
+    pub fn place(&self, blocks: &[BlockHash], slot: Slot, now: Moment) -> Placed {
+        let tenant = self.shared.generations.tenant(slot);
+        let tick = tick(now.micros());
+        let mut new_from = None;
         for (depth, &block) in blocks.iter().enumerate() {
-            let mut shard = self.shard(block).write();
-            let mut holders = match shard.young.remove(&block) {
-                Some(holders) => holders,
-                None => shard.old.remove(&block).unwrap_or_default(),
-            };
-            holders.retain(|(held, at)| *at == self.generation(*held));
-            if !holders.iter().any(|(held, _)| *held == slot) {
-                holders.push((slot, generation));
-                new_from = new_from.min(depth);
+            let (part, hash) = self.part(block);
+            // behind a block that is new all are, as a rule
+            if new_from.is_none() && part.read().touch(hash, tenant, tick, &self.shared) {
+                continue;
             }
-            if shard.young.len() >= self.shard_entries_max {
-                shard.old = mem::take(&mut shard.young);
+            if part.write().place(hash, tenant, tick, &self.shared) != Joined::Known {
+                new_from.get_or_insert(depth);
             }
-            shard.young.insert(block, holders);
         }
-        Placed { new_from }
+        Placed { new_from: new_from.unwrap_or(blocks.len()) }
     }
 
-    /// Takes back what [`Self::place`] noted.
+    /// Takes back that `slot` holds these blocks, whoever noted it. After a failed request that is the
+    /// blocks from [`Placed::new_from`] on: the others were there before.
     pub fn withdraw(&self, blocks: &[BlockHash], slot: Slot) {
         for &block in blocks {
-            let mut shard = self.shard(block).write();
-            let Shard { young, old } = &mut *shard;
-            for map in [young, old] {
-                if let Some(holders) = map.get_mut(&block) {
-                    holders.retain(|(held, _)| *held != slot);
-                    if holders.is_empty() {
-                        map.remove(&block);
-                    }
-                }
-            }
+            let (part, hash) = self.part(block);
+            part.write().withdraw(hash, slot, &self.shared);
         }
     }
 
-    /// The engine at `slot` said that only the first `depth` of these blocks were in its cache.
+    /// The engine at `slot` said that of this prompt only the first `depth` blocks were in its cache.
     pub fn trim(&self, blocks: &[BlockHash], slot: Slot, depth: usize) {
         self.withdraw(blocks.get(depth..).unwrap_or_default(), slot);
     }
 
-    /// Fills `out` with how many leading blocks are believed warm at each slot that holds any.
-    pub fn warm_depths(&self, blocks: &[BlockHash], out: &mut WarmDepths) {
-        out.depths.clear();
-        for (depth, &block) in blocks.iter().enumerate().rev() {
-            let shard = self.shard(block).read();
-            let holders = shard.young.get(&block).or_else(|| shard.old.get(&block));
-            for &(slot, generation) in holders.into_iter().flatten() {
-                if generation == self.generation(slot) && out.at(slot) == 0 {
-                    out.depths.push((slot, depth as u32 + 1));
-                }
-            }
-        }
-    }
-
-    /// Forgets all that `slot` holds.
+    /// Forgets all that `slot` holds, at once and in constant time; the memory comes back by and by.
     pub fn clear(&self, slot: Slot) {
-        self.generations[usize::from(slot.0)].fetch_add(1, Ordering::Relaxed);
+        self.shared.generations.advance(slot);
     }
 
-    /// Bytes of memory taken.
-    pub fn bytes(&self) -> usize {
-        self.shards
-            .iter()
-            .map(|shard| {
-                let shard = shard.read();
-                (shard.young.allocation_size()) + shard.old.allocation_size()
-            })
-            .sum()
-    }
-
-    /// Blocks known.
-    pub fn blocks(&self) -> usize {
-        self.shards
-            .iter()
-            .map(|shard| {
-                let shard = shard.read();
-                shard.young.len() + shard.old.len()
-            })
-            .sum()
-    }
-
-    /// The pairs from `cursor` (the start if `None`) on, about `limit` of them, and where to go on;
-    /// `None` at the end.
-    pub fn walk(&self, cursor: Option<Cursor>, limit: usize) -> (Vec<(BlockHash, Slot)>, Option<Cursor>) {
-        let mut page = Vec::new();
-        let mut at = cursor.map_or(0, |cursor| cursor.0 as usize);
-        while page.len() < limit {
-            let Some(shard) = self.shards.get(at) else { return (page, None) };
-            let shard = shard.read();
-            for (block, holders) in shard.old.iter().chain(&shard.young) {
-                page.extend(
-                    holders
-                        .iter()
-                        .filter(|(slot, generation)| *generation == self.generation(*slot))
-                        .map(|(slot, _)| (*block, *slot)),
-                );
-            }
-            at += 1;
+    /// Fills `out` with how many leading blocks of a prompt are believed warm at each slot that holds any.
+    ///
+    /// Whoever holds a block holds those before it, so the number of holders falls with depth. Only where
+    /// it falls the holders are looked at: a prompt of 64 blocks takes some 8 to 20 look-ups, and a common
+    /// part that thousands hold is listed once. Where that rule is broken (holes), a depth found is still
+    /// one where the slot really is a holder.
+    pub fn warm_depths(&self, blocks: &[BlockHash], out: &mut WarmDepths) {
+        out.clear();
+        let (Some(&first), Some(&last)) = (blocks.first(), blocks.last()) else { return };
+        let at_end = self.holders(last);
+        if at_end > 0 {
+            self.note_holders(last, blocks.len(), out);
         }
-        (page, (at < self.shards.len()).then_some(Cursor(at as u64)))
+        if blocks.len() > 1 {
+            let low = Level { depth: 1, holders: self.holders(first) };
+            let high = Level { depth: blocks.len(), holders: at_end };
+            self.note_between(blocks, low, high, out);
+        }
+    }
+
+    /// Notes who holds `low.depth` blocks or more, but not `high.depth`; deepest first.
+    fn note_between(&self, blocks: &[BlockHash], low: Level, high: Level, out: &mut WarmDepths) {
+        if low.holders == high.holders {
+            return;
+        }
+        if high.depth - low.depth == 1 {
+            return self.note_holders(blocks[low.depth - 1], low.depth, out);
+        }
+        let depth = low.depth.midpoint(high.depth);
+        let middle = Level { depth, holders: self.holders(blocks[depth - 1]) };
+        self.note_between(blocks, middle, high, out);
+        self.note_between(blocks, low, middle, out);
+    }
+
+    fn holders(&self, block: BlockHash) -> usize {
+        let (part, hash) = self.part(block);
+        part.read().holders(hash, &self.shared)
+    }
+
+    fn note_holders(&self, block: BlockHash, depth: usize, out: &mut WarmDepths) {
+        let (part, hash) = self.part(block);
+        let depth = u32::try_from(depth).unwrap_or(u32::MAX);
+        part.read().each_holder(hash, &self.shared, |slot| out.note(slot, depth));
+    }
+
+    /// Bytes of memory taken, by what is allocated.
+    pub fn bytes(&self) -> usize {
+        fixed_bytes(self.parts.len())
+            + self.shared.entry_bytes.load(Ordering::Relaxed)
+            + self.shared.crowd_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Blocks noted. Looks at every part: for reports.
+    pub fn blocks(&self) -> usize {
+        self.parts.iter().map(|part| part.read().blocks()).sum()
+    }
+
+    /// Pairs of a block and a holder noted; those of cleared slots count until they are met. Looks at
+    /// every part: for reports.
+    pub fn pairs(&self) -> usize {
+        self.parts.iter().map(|part| part.read().pairs()).sum()
+    }
+
+    /// Pairs that had to make room for others so far.
+    pub fn evicted(&self) -> u64 {
+        self.shared.evicted.load(Ordering::Relaxed)
+    }
+
+    /// The pairs from `cursor` (the start if `None`) on, block by block, and where to go on; `None` at the
+    /// end. A page has at most `limit` pairs and the rest of the last block's holders, which may be as
+    /// many as there are endpoints. What is placed or evicted meanwhile may or may not be met.
+    pub fn walk(&self, cursor: Option<Cursor>, limit: usize) -> (Vec<(BlockHash, Slot)>, Option<Cursor>) {
+        let from = cursor.map_or(1, |Cursor(hash)| hash.max(1));
+        let mut page = Vec::new();
+        for (number, part) in self.parts.iter().enumerate().skip(self.part_number(from)) {
+            let shard = part.read();
+            let from = if number == self.part_number(from) { from } else { 1 };
+            if let Some(next) = shard.walk(from, limit.max(1), &self.shared, &mut page) {
+                return (page, Some(Cursor(next)));
+            }
+        }
+        (page, None)
     }
 }
+
+/// A depth in a prompt and how many are noted as holders of that block.
+#[derive(Clone, Copy)]
+struct Level {
+    depth: usize,
+    holders: usize,
+}
+
+fn fixed_bytes(parts: usize) -> usize {
+    Generations::BYTES + parts * size_of::<RwLock<Shard>>()
+}
+
+#[cfg(test)]
+mod tests;

@@ -244,7 +244,7 @@ fn read_member<'a>(
         b"logprobs" => body.logprobs[0] = present(cursor)?.is_some_and(|value| value != b"false"),
         b"prompt_logprobs" => body.logprobs[1] = present(cursor)?.is_some_and(|value| value != b"false"),
         b"presence_penalty" => {
-            body.penalties[0] = number(cursor, "presence_penalty")?.is_some_and(|v| v != 0.0)
+            body.penalties[0] = number(cursor, "presence_penalty")?.is_some_and(|v| v != 0.0);
         }
         b"frequency_penalty" => {
             body.penalties[1] = number(cursor, "frequency_penalty")?.is_some_and(|v| v != 0.0);

@@ -129,6 +129,7 @@ struct Writer {
 }
 
 /// The first message that is not the system's: what tells one conversation from another.
+#[expect(clippy::large_enum_variant, reason = "one for each request, on the stack")]
 enum Lead {
     Before,
     During(BlockHasher),
