@@ -65,8 +65,10 @@ pub(crate) struct Measures {
     generation: Histogram,
 }
 
-impl Default for Measures {
-    fn default() -> Self {
+impl Measures {
+    /// Nothing counted yet, for a model of at most so many tokens: counts of tokens have buckets up to there.
+    pub(crate) fn new(model_tokens_max: u32) -> Self {
+        let tokens = &TOKENS[..TOKENS.partition_point(|&bound| bound <= f64::from(model_tokens_max))];
         Self {
             prompt_tokens: 0,
             cached_tokens: 0,
@@ -81,13 +83,11 @@ impl Default for Measures {
             queue: Histogram::new(REQUEST_S),
             prefill: Histogram::new(REQUEST_S),
             inference: Histogram::new(REQUEST_S),
-            prompt: Histogram::new(TOKENS),
-            generation: Histogram::new(TOKENS),
+            prompt: Histogram::new(tokens),
+            generation: Histogram::new(tokens),
         }
     }
-}
 
-impl Measures {
     pub(crate) fn started(&mut self, prompt_tokens: u32, cached_tokens: u32, queued: Duration) {
         self.prompt_tokens += u64::from(prompt_tokens);
         self.cached_tokens += u64::from(cached_tokens);

@@ -145,7 +145,7 @@ impl Rank {
             live: HashMap::new(),
             next_job: 0,
             events: Vec::new(),
-            measures: Measures::default(),
+            measures: Measures::new(config.model_tokens_max),
             wakes_at: None,
         };
         Self { began: Instant::now(), config, state: Mutex::new(state), changed: Notify::new() }
@@ -239,7 +239,7 @@ impl Rank {
         self.end_all(Phase::Cut);
         let mut state = self.state.lock();
         state.scheduler = Scheduler::new(self.config.scheduler, self.config.timing, self.config.limits);
-        state.measures = Measures::default();
+        state.measures = Measures::new(self.config.model_tokens_max);
     }
 
     /// Empties the prefix cache.

@@ -30,6 +30,8 @@ macro_rules! lenient {
         $(#[$doc])*
         #[derive(Debug, Default)]
         pub(crate) struct $name<'a> {
+            /// Keys in the object, known or not.
+            pub(crate) keys: usize,
             $(pub(crate) $field: Option<$type>,)*
         }
 
@@ -50,6 +52,7 @@ macro_rules! lenient {
 
                     fn visit_map<M: MapAccess<'de>>(mut self, mut map: M) -> Result<Self::Value, M::Error> {
                         while let Some(key) = map.next_key()? {
+                            self.0.keys += 1;
                             match key {
                                 $(Key::$field => self.0.$field = map.next_value()?,)*
                                 Key::Unknown => {
@@ -152,6 +155,13 @@ const KINDS: &[(&str, Kind)] = &[
     ("background", Kind::Boolean),
     ("store", Kind::Boolean),
 ];
+
+impl Body<'_> {
+    /// The error for a required field that is not there.
+    pub(crate) fn missing(&self, field: &str) -> ApiError {
+        ApiError::missing(field, self.keys)
+    }
+}
 
 /// Reads a body.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Body<'_>, ApiError> {

@@ -28,7 +28,7 @@ pub(crate) async fn handle(
 ) -> Result<Reply, Failure> {
     let body = super::body::parse(bytes)?;
     server.check_model(&body)?;
-    let inputs = text_prompts(body.input.ok_or_else(|| ApiError::missing("input"))?)?;
+    let inputs = text_prompts(body.input.ok_or_else(|| body.missing("input"))?)?;
     let max = server.config.model_tokens_max;
     let prompt_tokens: usize = inputs.iter().map(Vec::len).sum();
     if let Some(long) = inputs.iter().map(Vec::len).find(|&tokens| tokens > max as usize) {

@@ -44,10 +44,12 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, "Bad Request", param, &format!("1 validation error:\n  {fault}"))
     }
 
-    /// A required field that is not there.
-    pub(crate) fn missing(field: &str) -> Self {
+    /// A required field that is not there, in a body with so many others.
+    pub(crate) fn missing(field: &str, others: usize) -> Self {
         let loc = format!("body.{field}");
-        let fault = format!("{{'type': 'missing', 'loc': '{loc}', 'msg': 'Field required'}}");
+        let fault = format!(
+            "{{'type': 'missing', 'loc': '{loc}', 'msg': 'Field required', 'input': '<dict of {others} items>'}}"
+        );
         Self::invalid(Some(&loc), &fault)
     }
 

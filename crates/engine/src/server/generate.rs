@@ -42,7 +42,7 @@ pub(crate) async fn completions(
     server.check_model(&body)?;
     let prompts = match api {
         Api::Chat => vec![chat_tokens(&body)?],
-        Api::Text => text_prompts(body.prompt.ok_or_else(|| ApiError::missing("prompt"))?)?,
+        Api::Text => text_prompts(body.prompt.ok_or_else(|| body.missing("prompt"))?)?,
     };
     let stream = body.stream.unwrap_or(false);
     check_parameters(&body, stream)?;
@@ -175,7 +175,7 @@ fn check_parameters(body: &Body<'_>, stream: bool) -> Result<(), ApiError> {
 
 /// The tokens of a chat request's prompt.
 pub(crate) fn chat_tokens(body: &Body<'_>) -> Result<Vec<TokenId>, ApiError> {
-    let messages = body.messages.as_ref().ok_or_else(|| ApiError::missing("messages"))?;
+    let messages = body.messages.as_ref().ok_or_else(|| body.missing("messages"))?;
     let text =
         template::render(body, messages).map_err(|error| ApiError::bad_request(None, &error.to_string()))?;
     Ok(tokenize(&text))
@@ -290,6 +290,8 @@ pub(crate) fn output(
 ) -> Result<Output, ApiError> {
     let model_max = server.config.model_tokens_max;
     if prompt_tokens >= model_max {
+        // As vLLM does, which stops counting there.
+        let prompt_tokens = prompt_tokens.min(model_max + 1);
         let message = format!(
             "This model's maximum context length is {model_max} tokens. However, your prompt contains at least \
              {prompt_tokens} input tokens, which exceeds this limit even without any output tokens. Please reduce \

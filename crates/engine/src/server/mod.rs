@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use http::header::VARY;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
@@ -188,13 +189,24 @@ pub(crate) async fn answer(
         Err(Failure::Refused(error)) => Reply::from(error),
         Err(Failure::Reset) => return Err(Failure::Reset),
     };
-    let request_id = match given {
-        Some(id) => Some(id.clone()),
-        None => HeaderValue::from_str(&format!("{:016x}{:016x}", server.ids.next(), server.ids.next())).ok(),
-    };
     let mut response = reply.into_response();
-    if let Some(id) = request_id {
-        response.headers_mut().insert(REQUEST_ID, id);
+    let status = response.status();
+    let headers = response.headers_mut();
+    match given {
+        // What vLLM refuses before its outer layers does not pass through them on the way out.
+        _ if status == StatusCode::UNAUTHORIZED => {
+            headers.remove(VARY);
+        }
+        _ if status == StatusCode::SERVICE_UNAVAILABLE => {}
+        Some(id) => {
+            headers.insert(REQUEST_ID, id.clone());
+        }
+        None => {
+            let id = format!("{:016x}{:016x}", server.ids.next(), server.ids.next());
+            if let Ok(id) = HeaderValue::from_str(&id) {
+                headers.insert(REQUEST_ID, id);
+            }
+        }
     }
     Ok(response)
 }

@@ -178,7 +178,7 @@ fn prompt(server: &Server, body: &Body<'_>) -> Result<String, ApiError> {
             text.push_str(part);
         }
     }
-    let input: &RawValue = body.input.ok_or_else(|| ApiError::missing("input"))?;
+    let input: &RawValue = body.input.ok_or_else(|| body.missing("input"))?;
     match template::string(input) {
         Some(input) => {
             for part in ["<|user|>\n", &input, "<|end|>\n<|assistant|>\n"] {

@@ -123,7 +123,7 @@ fn tokenize_text(server: &Server, bytes: &Bytes) -> Result<Reply, ApiError> {
     let tokens = match body.prompt {
         Some(prompt) => generate::text_prompts(prompt)?.swap_remove(0),
         None if body.messages.is_some() => generate::chat_tokens(&body)?,
-        None => return Err(ApiError::missing("prompt")),
+        None => return Err(body.missing("prompt")),
     };
     Ok(json(token_list(server, &body, &tokens)))
 }
@@ -149,8 +149,8 @@ fn token_list(server: &Server, body: &Body<'_>, tokens: &[TokenId]) -> String {
 fn detokenize_ids(server: &Server, bytes: &Bytes) -> Result<Reply, ApiError> {
     let body = super::body::parse(bytes)?;
     server.check_model(&body)?;
-    let ids = body.tokens.ok_or_else(|| ApiError::missing("tokens"))?;
-    let tokens: Vec<TokenId> = ids.into_iter().map(TokenId).collect();
+    let ids = body.tokens.as_ref().ok_or_else(|| body.missing("tokens"))?;
+    let tokens: Vec<TokenId> = ids.iter().copied().map(TokenId).collect();
     let mut out = "{\"prompt\":".to_owned();
     push_json(&mut out, &String::from_utf8_lossy(&detokenize(&tokens)));
     out.push('}');

@@ -3,3 +3,4 @@
 mod generation;
 mod harness;
 mod leaving;
+mod surface;
