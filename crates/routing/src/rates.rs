@@ -62,7 +62,7 @@ impl Default for Speed {
 
 /// What one served leg tells of its endpoint's speed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Served {
+pub struct LegSample {
     /// From dispatch to the first byte, in ms; `None` for a reply in one piece.
     pub first_byte_ms: Option<f64>,
     /// From dispatch to the last byte, in ms.
@@ -96,7 +96,7 @@ impl LearnedSpeed {
     }
 
     /// Learns from a leg that was served to its end.
-    pub fn learn(&mut self, served: &Served, now: Moment) {
+    pub fn learn(&mut self, served: &LegSample, now: Moment) {
         let now_speed = self.speed();
         let tokens = served.uncached_tokens.saturating_add(served.ahead_tokens);
         let leg_us = (served.leg_ms * 1_000.0) as f32;
@@ -144,7 +144,7 @@ impl LearnedSpeed {
         })
     }
 
-    fn learn_prefill(&mut self, first_byte_us: f32, served: &Served, speed: Speed, now: Moment) {
+    fn learn_prefill(&mut self, first_byte_us: f32, served: &LegSample, speed: Speed, now: Moment) {
         let tokens = served.uncached_tokens.saturating_add(served.ahead_tokens);
         if tokens >= PREFILL_TOKENS_MIN {
             let sample = (first_byte_us - speed.base_us) / tokens as f32;

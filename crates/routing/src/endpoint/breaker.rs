@@ -31,8 +31,11 @@ pub struct BreakerConfig {
     pub probes_failed_max: u32,
     /// Good probes in a row that readmit. 2: a process that answers once and dies again is common.
     pub probes_good_min: u32,
-    /// How often an endpoint in use is probed. 2 s: three failures are seen in about 6 s without traffic.
+    /// How often an endpoint in use is probed. 2 s.
     pub probe_every: Duration,
+    /// From a failed probe to the next, for an endpoint in use. 500 ms: a death is known a second after the
+    /// first failed probe, and a pause of half a second is not a death.
+    pub probe_again: Duration,
     /// How long a probe may take; after that a new one may begin. 2 s.
     pub probe_timeout: Duration,
     /// From ejection to the first probe, and from one good probe to the next. 250 ms: an engine that was
@@ -57,6 +60,7 @@ impl Default for BreakerConfig {
             probes_failed_max: 3,
             probes_good_min: 2,
             probe_every: Duration::from_secs(2),
+            probe_again: Duration::from_millis(500),
             probe_timeout: Duration::from_secs(2),
             backoff_min: Duration::from_millis(250),
             backoff_max: Duration::from_secs(5),
@@ -92,7 +96,7 @@ pub enum StandingChange {
         /// Why.
         cause: Cause,
     },
-    /// It would have been ejected, but too few others are left.
+    /// It would have been ejected, but too few others are left. Said once for a cause, until it is well.
     Spared {
         /// Why it would have been.
         cause: Cause,
@@ -138,12 +142,16 @@ pub struct Breaker {
     standing: Standing,
     row: Row,
     window: Window,
+    /// Failed probes in a row, and why the last one failed.
     probes_failed: u32,
+    probe_cause: Option<Cause>,
     probes_good: u32,
     probe_begun: Option<Moment>,
     probe_next: Moment,
     backoff: Duration,
     on_trial_until: Option<Moment>,
+    /// Why it would be ejected if others were left; told once.
+    spared: Option<Cause>,
 }
 
 impl Breaker {
@@ -154,11 +162,13 @@ impl Breaker {
             row: Row::default(),
             window: Window::default(),
             probes_failed: 0,
+            probe_cause: None,
             probes_good: 0,
             probe_begun: None,
             probe_next: now,
             backoff: config.backoff_min,
             on_trial_until: None,
+            spared: None,
             config,
         }
     }
@@ -182,10 +192,7 @@ impl Breaker {
             Signal::ProbeOk => self.probe_ok(now),
             Signal::ProbeFailed(cause) => self.probe_failed(cause, may_eject, now),
             Signal::EjectedElsewhere => {
-                if matches!(self.standing, Standing::Ready | Standing::Joining { .. }) {
-                    let soon = now.plus(self.config.backoff_min);
-                    self.probe_next = self.probe_next.min(soon);
-                }
+                self.look_sooner(now);
                 StandingChange::Unchanged
             }
         }
@@ -233,24 +240,17 @@ impl Breaker {
 
     fn succeeded(&mut self, now: Moment) -> StandingChange {
         self.window.count(false, self.config.window, now);
-        match self.standing {
-            Standing::Joining { .. } => {
-                self.row = Row::default();
-                self.probes_failed = 0;
-                self.standing = Standing::Ready;
-                StandingChange::Joined
-            }
-            Standing::Ready => {
-                self.row = Row::default();
-                if self.on_trial_until.is_some_and(|until| now >= until) {
-                    self.on_trial_until = None;
-                    self.backoff = self.config.backoff_min;
-                }
-                StandingChange::Unchanged
-            }
+        if !self.in_use() {
             // A stream that began before the ejection may end well; only probes readmit.
-            Standing::Ejected { .. } | Standing::Draining { .. } => StandingChange::Unchanged,
+            return StandingChange::Unchanged;
         }
+        self.row = Row::default();
+        self.spared = None;
+        // An engine that serves, and is too busy to answer a probe in time, is not dead.
+        if matches!(self.probe_cause, Some(Cause::Silent | Cause::ConnectTimeout)) {
+            self.probes_failed = 0;
+        }
+        self.join()
     }
 
     fn failed(&mut self, cause: Cause, may_eject: bool, now: Moment) -> StandingChange {
@@ -259,62 +259,54 @@ impl Breaker {
             return StandingChange::Unchanged;
         }
         self.row.count(cause, self.config.row_span_max, now);
-        let on_trial = cause != Cause::ServerError && self.on_trial_until.is_some_and(|until| now < until);
-        let ejects = on_trial
-            || self.row.failures >= self.config.failures_in_row_max
-            || self.row.server_errors >= self.config.server_errors_in_row_max
-            || (cause != Cause::ServerError && self.window.ejects(&self.config, now));
+        self.look_sooner(now);
+        let ejects = match cause {
+            Cause::ServerError => self.row.server_errors >= self.config.server_errors_in_row_max,
+            _ => {
+                self.on_trial(now)
+                    || self.row.failures >= self.config.failures_in_row_max
+                    || self.window.ejects(&self.config, now)
+            }
+        };
         if ejects { self.eject(cause, may_eject, now) } else { StandingChange::Unchanged }
     }
 
     fn probe_ok(&mut self, now: Moment) -> StandingChange {
         self.probe_begun = None;
         self.probes_failed = 0;
+        self.probe_cause = None;
         self.probe_next = now.plus(self.config.probe_every);
-        match self.standing {
-            Standing::Joining { .. } => {
-                self.standing = Standing::Ready;
-                StandingChange::Joined
-            }
-            Standing::Ejected { cause, .. } => {
-                self.probes_good += 1;
-                if self.probes_good >= self.config.probes_good_min {
-                    self.standing = Standing::Ready;
-                    self.row = Row::default();
-                    self.window = Window::default();
-                    self.on_trial_until = Some(now.plus(self.config.trial));
-                    StandingChange::Readmitted
-                } else {
-                    let until = now.plus(self.config.backoff_min);
-                    self.probe_next = until;
-                    self.standing = Standing::Ejected { until, cause };
-                    StandingChange::Unchanged
-                }
-            }
-            Standing::Ready | Standing::Draining { .. } => StandingChange::Unchanged,
+        let Standing::Ejected { cause, .. } = self.standing else { return self.join() };
+        self.probes_good += 1;
+        if self.probes_good < self.config.probes_good_min {
+            self.probe_next = now.plus(self.config.backoff_min);
+            self.standing = Standing::Ejected { until: self.probe_next, cause };
+            return StandingChange::Unchanged;
         }
+        self.standing = Standing::Ready;
+        self.row = Row::default();
+        self.window = Window::default();
+        self.on_trial_until = Some(now.plus(self.config.trial));
+        StandingChange::Readmitted
     }
 
     fn probe_failed(&mut self, cause: Cause, may_eject: bool, now: Moment) -> StandingChange {
         self.probe_begun = None;
         self.probes_good = 0;
         self.probes_failed = self.probes_failed.saturating_add(1);
+        self.probe_cause = Some(cause);
         match self.standing {
             Standing::Ejected { cause: first, .. } => {
                 self.backoff = (self.backoff * 2).min(self.config.backoff_max);
-                let until = now.plus(self.backoff);
-                self.probe_next = until;
-                // Who was slow and has died since is gone.
-                let cause = if cause == Cause::Refused { cause } else { first };
-                self.standing = Standing::Ejected { until, cause };
-                if cause == Cause::Refused && first != Cause::Refused {
-                    StandingChange::Ejected { cause }
-                } else {
-                    StandingChange::Unchanged
-                }
+                self.probe_next = now.plus(self.backoff);
+                // Who was slow or cut streams, and has gone since, is gone.
+                let gone = cause == Cause::Refused && first != Cause::Refused;
+                let cause = if gone { cause } else { first };
+                self.standing = Standing::Ejected { until: self.probe_next, cause };
+                if gone { StandingChange::Ejected { cause } } else { StandingChange::Unchanged }
             }
             Standing::Joining { .. } | Standing::Ready => {
-                self.probe_next = now.plus(self.config.probe_every);
+                self.probe_next = now.plus(self.config.probe_again);
                 if self.probes_failed >= self.config.probes_failed_max {
                     self.eject(cause, may_eject, now)
                 } else {
@@ -325,20 +317,43 @@ impl Breaker {
         }
     }
 
+    fn join(&mut self) -> StandingChange {
+        if matches!(self.standing, Standing::Joining { .. }) {
+            self.standing = Standing::Ready;
+            StandingChange::Joined
+        } else {
+            StandingChange::Unchanged
+        }
+    }
+
     fn eject(&mut self, cause: Cause, may_eject: bool, now: Moment) -> StandingChange {
         if !may_eject {
-            return StandingChange::Spared { cause };
+            let told = self.spared.replace(cause) == Some(cause);
+            return if told { StandingChange::Unchanged } else { StandingChange::Spared { cause } };
         }
-        let again = self.on_trial_until.is_some_and(|until| now < until);
-        self.backoff =
-            if again { (self.backoff * 2).min(self.config.backoff_max) } else { self.config.backoff_min };
+        self.backoff = if self.on_trial(now) {
+            (self.backoff * 2).min(self.config.backoff_max)
+        } else {
+            self.config.backoff_min
+        };
         self.on_trial_until = None;
+        self.spared = None;
         self.probes_good = 0;
         self.probes_failed = 0;
-        let until = now.plus(self.backoff);
-        self.probe_next = until;
-        self.standing = Standing::Ejected { until, cause };
+        self.probe_next = now.plus(self.backoff);
+        self.standing = Standing::Ejected { until: self.probe_next, cause };
         StandingChange::Ejected { cause }
+    }
+
+    /// A failure seen here or elsewhere: a probe tells more.
+    fn look_sooner(&mut self, now: Moment) {
+        if self.in_use() {
+            self.probe_next = self.probe_next.min(now.plus(self.config.backoff_min));
+        }
+    }
+
+    fn on_trial(&self, now: Moment) -> bool {
+        self.on_trial_until.is_some_and(|until| now < until)
     }
 
     const fn in_use(&self) -> bool {
@@ -409,3 +424,6 @@ impl Window {
             && f64::from(failures) >= config.window_failure_ratio * f64::from(all)
     }
 }
+
+#[cfg(test)]
+mod tests;

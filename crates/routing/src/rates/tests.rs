@@ -18,7 +18,7 @@ impl Script {
         for _ in 0..count {
             self.now_ms += every_ms;
             let first_byte_ms = 30.0 + us_per_token;
-            let served = Served {
+            let served = LegSample {
                 first_byte_ms: Some(first_byte_ms),
                 leg_ms: first_byte_ms + 99.0 * itl_us / 1_000.0,
                 uncached_tokens: 1_000,
@@ -74,7 +74,7 @@ fn requests_behind_others_tell_the_same_speed_as_requests_alone() {
     for n in 0..20 {
         let ahead_tokens = n * 500;
         let first_byte_ms = 30.0 + 0.4 * f64::from(1_000 + ahead_tokens);
-        let served = Served {
+        let served = LegSample {
             first_byte_ms: Some(first_byte_ms),
             leg_ms: first_byte_ms,
             uncached_tokens: 1_000,
@@ -90,7 +90,7 @@ fn requests_behind_others_tell_the_same_speed_as_requests_alone() {
 fn replies_in_one_piece_tell_the_decode_speed_and_very_short_ones_the_prefill_speed() {
     let mut script = Script::new();
     for n in 0..10 {
-        let whole = Served {
+        let whole = LegSample {
             first_byte_ms: None,
             leg_ms: 30.0 + 250.0 + 200.0 * 20.0,
             uncached_tokens: 1_000,
@@ -101,7 +101,7 @@ fn replies_in_one_piece_tell_the_decode_speed_and_very_short_ones_the_prefill_sp
     }
     script.check(250.0, 20_000.0);
     for n in 10..20 {
-        let one_token = Served {
+        let one_token = LegSample {
             first_byte_ms: None,
             leg_ms: 30.0 + 600.0,
             uncached_tokens: 1_000,
@@ -120,7 +120,7 @@ fn the_fixed_part_of_a_first_token_is_learned_from_warm_requests() {
         let warm = n % 2 == 0;
         let uncached_tokens = if warm { 10 } else { 1_000 };
         let first_byte_ms = 100.0 + 0.25 * f64::from(uncached_tokens);
-        let served = Served {
+        let served = LegSample {
             first_byte_ms: Some(first_byte_ms),
             leg_ms: first_byte_ms,
             uncached_tokens,
@@ -196,7 +196,7 @@ proptest! {
         let prior = Speed::default();
         let mut learned = LearnedSpeed::new(prior);
         for (at, (first, leg, uncached_tokens, ahead_tokens, output_tokens, stream)) in (0..).zip(samples) {
-            let served = Served {
+            let served = LegSample {
                 first_byte_ms: stream.then_some(first), leg_ms: leg, uncached_tokens, ahead_tokens, output_tokens,
             };
             learned.learn(&served, Moment::from_millis(at * 40));
