@@ -13,8 +13,8 @@ use smallvec::SmallVec;
 mod budget;
 pub use budget::{BudgetConfig, Draw, RetryBudget, Source};
 
-use crate::EndpointId;
 use crate::endpoint::Cause;
+use crate::{EndpointId, Moment};
 
 /// The most tries a request may ever be given, whatever is configured: bounds what is kept for each.
 pub const TRIES_MAX: u32 = 8;
@@ -36,6 +36,8 @@ pub enum LegFault {
     ErrorEvent,
     /// The reply is not HTTP, or breaks its own framing.
     Garbled,
+    /// The endpoint was found dead by other means while this waited for its first byte.
+    EndpointLost(Cause),
 }
 
 /// Whose fault a failure is.
@@ -45,7 +47,7 @@ pub enum WhoseFault {
     Client,
     /// The endpoint's, for this reason.
     Endpoint(Cause),
-    /// Nobody's: the endpoint says that it is full.
+    /// Nobody's that has to be told: the endpoint says that it is full, or is known to be dead.
     Nobody,
 }
 
@@ -85,9 +87,11 @@ impl LegFailure {
     /// Whether it may be tried elsewhere, as long as no byte has reached the client.
     pub const fn may_retry(&self) -> MayRetry {
         match self.fault {
-            LegFault::ConnectRefused | LegFault::ConnectTimeout | LegFault::Reset | LegFault::Truncated => {
-                MayRetry::EndpointGone
-            }
+            LegFault::ConnectRefused
+            | LegFault::ConnectTimeout
+            | LegFault::Reset
+            | LegFault::Truncated
+            | LegFault::EndpointLost(_) => MayRetry::EndpointGone,
             LegFault::Garbled | LegFault::ErrorEvent => MayRetry::EndpointUnable,
             LegFault::Status(status) if Self::is_retried_status(status) => MayRetry::EndpointUnable,
             LegFault::Status(_) => MayRetry::Never,
@@ -100,7 +104,8 @@ impl LegFailure {
             LegFault::ConnectRefused => WhoseFault::Endpoint(Cause::Refused),
             LegFault::ConnectTimeout => WhoseFault::Endpoint(Cause::ConnectTimeout),
             LegFault::Reset => WhoseFault::Endpoint(Cause::Reset),
-            LegFault::Status(429) => WhoseFault::Nobody,
+            // What found the endpoint dead has told its breaker already.
+            LegFault::Status(429) | LegFault::EndpointLost(_) => WhoseFault::Nobody,
             LegFault::Status(502..=504) => WhoseFault::Endpoint(Cause::Unavailable),
             LegFault::Status(500..) | LegFault::ErrorEvent => WhoseFault::Endpoint(Cause::ServerError),
             LegFault::Status(_) => WhoseFault::Client,
@@ -124,6 +129,7 @@ impl LegFailure {
             LegFault::Truncated => "truncated",
             LegFault::ErrorEvent => "error-event",
             LegFault::Garbled => "garbled",
+            LegFault::EndpointLost(_) => "endpoint-lost",
         }
     }
 }
@@ -177,18 +183,22 @@ impl RetryPlan {
         failure: &LegFailure,
         endpoint: EndpointId,
         in_flight: u32,
-        now: crate::Moment,
+        now: Moment,
     ) -> Result<Source, NoRetry> {
         let may_retry = failure.may_retry();
         if may_retry == MayRetry::Never {
             return Err(NoRetry::NotRetryable);
         }
+        self.budget.failed(endpoint, in_flight, now);
         if self.tried.len() >= self.tries_max as usize {
             return Err(NoRetry::TriesUsed);
         }
-        match self.budget.draw(may_retry, endpoint, in_flight, now) {
+        match self.budget.draw(may_retry, endpoint, now) {
             Draw::Granted(source) => Ok(source),
             Draw::Refused => Err(NoRetry::BudgetUsed),
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

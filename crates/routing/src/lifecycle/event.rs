@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::outcome::Outcome;
 use crate::EndpointId;
-use crate::endpoint::Signal;
+use crate::endpoint::{Cause, Signal};
 use crate::retry::LegFailure;
 
 /// What happened to a request. One driver tells these; whatever their order, the request ends once.
@@ -39,6 +39,12 @@ pub enum Event {
         failure: LegFailure,
         /// How many requests of this replica ran at the endpoint, this one included.
         in_flight: u32,
+    },
+    /// The endpoint it is at was ejected. Moves a request that has no head yet from an engine that is dead
+    /// or frozen (one in one piece has no other limit than the total): only causes that say so count.
+    EndpointLost {
+        /// Why it was ejected.
+        cause: Cause,
     },
     /// The client is gone.
     ClientGone,
@@ -106,6 +112,8 @@ pub enum AbortCause {
     ClientGone,
     /// A limit has passed.
     Limit(Limit),
+    /// The endpoint is dead.
+    EndpointLost(Cause),
     /// The replica ends.
     Shutdown,
     /// The request was over (or elsewhere) before the leg was sent.

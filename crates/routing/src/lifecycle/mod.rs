@@ -214,12 +214,13 @@ impl Lifecycle {
             Event::FirstByte => self.first_byte(now),
             Event::Progress => {
                 if let State::Decoding { last_byte, .. } = &mut self.state {
-                    *last_byte = now;
+                    *last_byte = now.max(*last_byte);
                 }
                 Effects::new()
             }
             Event::Ended => self.ended(now),
             Event::LegFailed { failure, in_flight } => self.leg_failed(failure, in_flight, now),
+            Event::EndpointLost { cause } => self.endpoint_lost(cause, now),
             Event::ClientGone => self.client_gone(now),
             Event::Shutdown => self.stopped(None, now),
             Event::Tick => match self.next_deadline() {
@@ -324,6 +325,20 @@ impl Lifecycle {
         effects
     }
 
+    fn endpoint_lost(&mut self, cause: Cause, now: Moment) -> Effects {
+        // An engine that merely failed others may well be serving this one.
+        let silent = matches!(cause, Cause::Refused | Cause::ConnectTimeout | Cause::Silent);
+        let State::Prefilling { leg } = self.state else { return Effects::new() };
+        if !silent || leg.status.is_some() {
+            return Effects::new();
+        }
+        let cause_of_abort = AbortCause::EndpointLost(cause);
+        let mut effects: Effects =
+            smallvec![Effect::AbortUpstream { endpoint: leg.endpoint, cause: cause_of_abort }];
+        effects.extend(self.leg_failed(LegFailure::new(LegFault::EndpointLost(cause)), 1, now));
+        effects
+    }
+
     fn client_gone(&mut self, now: Moment) -> Effects {
         let during = self.phase();
         if during.is_terminal() {
@@ -400,7 +415,7 @@ impl Lifecycle {
     }
 }
 
-/// What a client is told when `failure` was the last.
+/// What a client is told when `failure` was the last: the engine's own answer if it gave one.
 const fn give_up_after(failure: LegFailure) -> GiveUp {
     match failure.fault {
         LegFault::Status(status) => GiveUp::PassOn { status, retry_after: failure.retry_after },
@@ -409,7 +424,8 @@ const fn give_up_after(failure: LegFailure) -> GiveUp {
         | LegFault::Reset
         | LegFault::Truncated
         | LegFault::ErrorEvent
-        | LegFault::Garbled => GiveUp::BadGateway { failure },
+        | LegFault::Garbled
+        | LegFault::EndpointLost(_) => GiveUp::BadGateway { failure },
     }
 }
 
@@ -419,3 +435,6 @@ const fn give_up_by(limit: Option<Limit>) -> GiveUp {
         None => GiveUp::Unavailable,
     }
 }
+
+#[cfg(test)]
+mod tests;

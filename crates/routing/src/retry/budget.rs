@@ -11,8 +11,8 @@ use crate::{EndpointId, Moment};
 /// The numbers of a [`RetryBudget`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct BudgetConfig {
-    /// Retries for each request of the last 10 s, 0 to 1. 0.2: an outage of all engines adds a fifth to
-    /// their load, no more.
+    /// Retries for each request of the last 10 s, 0 to 1; in an outage of all, for each since it began.
+    /// 0.2: an outage adds a fifth to the engines' load, no more.
     pub ratio: f64,
     /// What one failing endpoint may have moved within 10 s, though it had fewer in flight, while others
     /// are well. 20: what arrives between its death and its ejection.
@@ -64,7 +64,16 @@ struct Ledger {
     requests: Count,
     retries: Count,
     unknown_used: u32,
+    weather: Weather,
     endpoints: HashMap<EndpointId, Record>,
+}
+
+/// Whether anybody is known to serve.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Weather {
+    #[default]
+    Fair,
+    Outage,
 }
 
 #[derive(Debug, Default)]
@@ -73,6 +82,16 @@ struct Record {
     last_failure: Option<Moment>,
     moved: Count,
     in_flight: Peak,
+}
+
+impl Record {
+    /// Whether it served a request within the window and has not failed since.
+    fn is_well(&self, now: Moment) -> bool {
+        self.last_success.is_some_and(|success| {
+            now.since(success) <= Duration::from_secs(WINDOW_SECONDS)
+                && self.last_failure.is_none_or(|failure| failure < success)
+        })
+    }
 }
 
 impl RetryBudget {
@@ -95,37 +114,51 @@ impl RetryBudget {
     pub fn succeeded(&self, endpoint: EndpointId, now: Moment) {
         let mut ledger = self.ledger.lock();
         ledger.unknown_used = 0;
+        ledger.weather = Weather::Fair;
         ledger.endpoints.entry(endpoint).or_default().last_success = Some(now);
     }
 
-    /// Asks for a retry of what failed at `endpoint`, where `in_flight` requests of this replica ran when
-    /// it failed (that one included).
-    pub fn draw(&self, why: MayRetry, endpoint: EndpointId, in_flight: u32, now: Moment) -> Draw {
-        if why == MayRetry::Never {
-            return Draw::Refused;
-        }
+    /// Notes that a request failed at `endpoint`, where `in_flight` requests of this replica ran at that
+    /// moment, this one included.
+    pub fn failed(&self, endpoint: EndpointId, in_flight: u32, now: Moment) {
         let ledger = &mut *self.ledger.lock();
-        let retries = ledger.retries.sum(now);
-        let others_well = ledger.others_well(endpoint, now);
         let record = ledger.endpoints.entry(endpoint).or_default();
         record.last_failure = Some(now);
         record.in_flight.raise(in_flight, now);
-        let burst = record.in_flight.max(now).max(ledger.config.burst_min);
-        let by_ratio = (ledger.config.ratio * ledger.requests.sum(now) as f64).floor() as u64;
-        let source =
-            if (why == MayRetry::EndpointGone || others_well) && record.moved.sum(now) < u64::from(burst) {
-                record.moved.add(1, now);
-                Source::Burst
-            } else if retries < by_ratio {
-                Source::Ratio
-            } else if ledger.unknown_used < ledger.config.unknown_max
-                && retries < u64::from(ledger.config.unknown_max)
-            {
-                ledger.unknown_used += 1;
-                Source::Unknown
-            } else {
-                return Draw::Refused;
-            };
+        if ledger.weather == Weather::Fair && !ledger.endpoints.values().any(|each| each.is_well(now)) {
+            // What was earned while all was well is not spent on engines that are all overloaded.
+            ledger.weather = Weather::Outage;
+            ledger.requests = Count::default();
+        }
+    }
+
+    /// Asks for a retry of what just [`failed`](Self::failed) at `endpoint`.
+    pub fn draw(&self, why: MayRetry, endpoint: EndpointId, now: Moment) -> Draw {
+        let ledger = &mut *self.ledger.lock();
+        let others_well =
+            ledger.endpoints.iter().any(|(other, record)| *other != endpoint && record.is_well(now));
+        let bursts = match why {
+            MayRetry::Never => return Draw::Refused,
+            MayRetry::EndpointGone => true,
+            MayRetry::EndpointUnable => others_well,
+        };
+        let config = &ledger.config;
+        let retries = ledger.retries.sum(now);
+        let by_ratio = (config.ratio * ledger.requests.sum(now) as f64).floor() as u64;
+        let record = ledger.endpoints.entry(endpoint).or_default();
+        let burst = record.in_flight.max(now).max(config.burst_min);
+        let unknown_max = config.unknown_max;
+        let source = if bursts && record.moved.sum(now) < u64::from(burst) {
+            record.moved.add(1, now);
+            Source::Burst
+        } else if retries < by_ratio {
+            Source::Ratio
+        } else if ledger.unknown_used < unknown_max && retries < u64::from(unknown_max) {
+            ledger.unknown_used += 1;
+            Source::Unknown
+        } else {
+            return Draw::Refused;
+        };
         ledger.retries.add(1, now);
         Draw::Granted(source)
     }
@@ -133,19 +166,6 @@ impl RetryBudget {
     /// Forgets all endpoints but those that `keep` names.
     pub fn retain(&self, keep: impl Fn(EndpointId) -> bool) {
         self.ledger.lock().endpoints.retain(|endpoint, _| keep(*endpoint));
-    }
-}
-
-impl Ledger {
-    /// Whether somebody else served a request within the window and has not failed since.
-    fn others_well(&self, endpoint: EndpointId, now: Moment) -> bool {
-        self.endpoints.iter().any(|(other, record)| {
-            *other != endpoint
-                && record.last_success.is_some_and(|success| {
-                    now.since(success) <= Duration::from_secs(WINDOW_SECONDS)
-                        && record.last_failure.is_none_or(|failure| failure < success)
-                })
-        })
     }
 }
 
