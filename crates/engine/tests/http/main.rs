@@ -1,5 +1,6 @@
 //! The engine over real sockets on the loopback interface.
 
+mod faults;
 mod generation;
 mod harness;
 mod leaving;
