@@ -24,7 +24,7 @@ MODEL = "tiny"
 
 ENGINE_START_MAX_S = 300  # 40 s on an idle machine; two at once on busy cores take several times that
 REPLICA_START_MAX_S = 60
-STOP_MAX_S = 60  # a replica may drain, an engine finish its requests; then the group is killed
+STOP_MAX_S = 30  # from SIGTERM to SIGKILL, Kubernetes' default
 STOP_ALL_MAX_S = 10  # at the end of the run, when nobody waits for an answer
 
 # What the engines run with: small enough for two of them on one laptop, prefix caching in blocks of

@@ -49,6 +49,8 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
+python3 -B -m unittest discover --quiet -s "$here"
+
 timeout --kill-after=90 "${LIMIT_S:-2400}" python3 "$here/run.py" \
     --engine-dir "$engine_dir" --replica-binary "$GRAPEVINE" --out "$out" "$@" &
 run_pid=$!
