@@ -71,6 +71,7 @@ pub(super) struct Shared {
     order: Cell<Option<Order>>,
     waker: RefCell<Option<Waker>>,
     progress: Cell<Option<Moment>>,
+    client_behind: Cell<bool>,
     deadline: Cell<Option<Moment>>,
     driver_gone: Cell<bool>,
     address: RefCell<Option<Addr<LifecycleActor>>>,
@@ -97,6 +98,7 @@ impl Shared {
             order: Cell::new(None),
             waker: RefCell::default(),
             progress: Cell::new(None),
+            client_behind: Cell::new(false),
             deadline: Cell::new(deadline),
             driver_gone: Cell::new(false),
             address: RefCell::default(),
@@ -130,9 +132,12 @@ impl Shared {
         self.deadline.get().is_some_and(|deadline| deadline <= now)
     }
 
-    /// Tells the actor of the time, and before that of the progress that the driver has noted.
+    /// Tells the actor of the time, and before that of the progress that the driver has noted. Time in which
+    /// the client does not take what is there is not the engine's silence.
     pub(super) fn tell_tick(&self, now: Moment) {
-        if let Some(at) = self.progress.take() {
+        if self.client_behind.get() {
+            self.tell(Event::Progress, now);
+        } else if let Some(at) = self.progress.take() {
             self.tell(Event::Progress, at);
         }
         self.tell(Event::Tick, now);
@@ -278,6 +283,11 @@ impl LifecycleHandle {
     /// More of the reply is there. No message: the next sweep reads it.
     pub fn progress(&self, now: Moment) {
         self.shared.progress.set(Some(now));
+    }
+
+    /// Whether bytes wait for the client to take them, rather than the client for bytes.
+    pub fn client_behind(&self, behind: bool) {
+        self.shared.client_behind.set(behind);
     }
 
     /// The leg failed. An order follows.

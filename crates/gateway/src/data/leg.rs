@@ -1,0 +1,193 @@
+//! One try at one endpoint, as far as its reply's bytes go.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http_body::Body;
+use hyper::body::Incoming;
+use routing::request::Route;
+use routing::retry::LegFault;
+
+use crate::stream::{Dialect, Ending, Scanner, Tail, Usage};
+use crate::upstream::body_fault;
+
+/// How a reply's bytes are read along.
+#[derive(Debug)]
+pub(crate) enum Reader {
+    /// As a stream of events.
+    Events(Box<Scanner>),
+    /// As one piece of JSON.
+    Whole(Tail),
+    /// Not at all: a format we do not know, or a compressed one.
+    Blind,
+}
+
+impl Reader {
+    /// The reader for a reply with these headers on this route.
+    pub(crate) fn of(route: Route, status: u16, headers: &http::HeaderMap) -> Self {
+        let kind = headers.get(http::header::CONTENT_TYPE).map_or(&b""[..], http::HeaderValue::as_bytes);
+        let is = |name: &[u8]| kind.get(..name.len()).is_some_and(|start| start.eq_ignore_ascii_case(name));
+        let plain = headers
+            .get(http::header::CONTENT_ENCODING)
+            .is_none_or(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"identity"));
+        if !plain || !(200..300).contains(&status) {
+            return Self::Blind;
+        }
+        match route {
+            Route::Other => Self::Blind,
+            Route::Responses if is(b"text/event-stream") => {
+                Self::Events(Box::new(Scanner::new(Dialect::Responses)))
+            }
+            _ if is(b"text/event-stream") => Self::Events(Box::new(Scanner::new(Dialect::Completions))),
+            _ if is(b"application/json") => Self::Whole(Tail::default()),
+            _ => Self::Blind,
+        }
+    }
+
+    /// The engine's word on tokens so far.
+    pub(crate) fn usage(&self) -> Option<Usage> {
+        match self {
+            Self::Events(scanner) => scanner.usage(),
+            Self::Whole(tail) => tail.usage(),
+            Self::Blind => None,
+        }
+    }
+
+    /// The id of the response (Responses API), once it has passed.
+    pub(crate) fn response_id(&self) -> Option<&str> {
+        match self {
+            Self::Events(scanner) => scanner.response_id(),
+            Self::Whole(tail) => tail.response_id(),
+            Self::Blind => None,
+        }
+    }
+}
+
+/// A reply on its way.
+#[derive(Debug)]
+pub(crate) struct Leg {
+    /// `None` once it was hung up on.
+    upstream: Option<Incoming>,
+    reader: Reader,
+    ready: VecDeque<Bytes>,
+    over: bool,
+}
+
+/// What reading on has brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum More {
+    /// Bytes; whether they say something (an SSE comment does not).
+    Bytes {
+        /// Events among them, or 1 for a part of a reply that is no stream of events.
+        events: u32,
+    },
+    /// The reply is whole, to its last byte.
+    Whole,
+    /// It can't become whole any more.
+    Failed(LegFault),
+}
+
+impl Leg {
+    pub(crate) fn new(upstream: Incoming, reader: Reader) -> Self {
+        Self { upstream: Some(upstream), reader, ready: VecDeque::new(), over: false }
+    }
+
+    pub(crate) const fn reader(&self) -> &Reader {
+        &self.reader
+    }
+
+    /// The next bytes for the client.
+    pub(crate) fn pop(&mut self) -> Option<Bytes> {
+        self.ready.pop_front()
+    }
+
+    /// Puts bytes of our own behind those that are ready.
+    pub(crate) fn append(&mut self, bytes: Bytes) {
+        self.ready.push_back(bytes);
+    }
+
+    /// Closes the connection to the engine.
+    pub(crate) fn hang_up(&mut self) {
+        self.upstream = None;
+        self.over = true;
+    }
+
+    /// Whether nothing is ready.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ready.is_empty()
+    }
+
+    /// Whether nothing more will come from the engine.
+    pub(crate) fn is_over(&self) -> bool {
+        self.over || self.upstream.as_ref().is_none_or(Body::is_end_stream)
+    }
+
+    /// Everything that is ready, in one piece, if it is the whole reply.
+    pub(crate) fn take_whole(&mut self) -> Option<Bytes> {
+        if !self.is_over() || matches!(self.reader, Reader::Events(_)) || self.ready.len() > 1 {
+            return None;
+        }
+        Some(self.ready.pop_front().unwrap_or_default())
+    }
+
+    /// Reads the next part of the reply, if it is there.
+    pub(crate) fn poll_more(&mut self, context: &mut Context<'_>) -> Poll<More> {
+        let Some(upstream) = self.upstream.as_mut().filter(|_| !self.over) else {
+            return Poll::Ready(More::Whole);
+        };
+        Poll::Ready(match ready!(Pin::new(upstream).poll_frame(context)) {
+            Some(Ok(frame)) => frame.into_data().map_or(More::Bytes { events: 0 }, |data| self.take(data)),
+            Some(Err(error)) => {
+                self.over = true;
+                More::Failed(body_fault(&error))
+            }
+            None => self.end(),
+        })
+    }
+
+    fn take(&mut self, data: Bytes) -> More {
+        match &mut self.reader {
+            Reader::Events(scanner) => {
+                let pushed = scanner.push(data);
+                self.ready.extend(pushed.pieces);
+                match scanner.ending() {
+                    // The text before it stays; what pretends to be an ending does not.
+                    Ending::Aborted => {
+                        self.over = true;
+                        More::Failed(LegFault::Truncated)
+                    }
+                    _ => More::Bytes { events: pushed.events },
+                }
+            }
+            Reader::Whole(tail) => {
+                tail.push(&data);
+                self.ready.push_back(data);
+                More::Bytes { events: 1 }
+            }
+            Reader::Blind => {
+                self.ready.push_back(data);
+                More::Bytes { events: 1 }
+            }
+        }
+    }
+
+    fn end(&mut self) -> More {
+        self.over = true;
+        let Reader::Events(scanner) = &mut self.reader else { return More::Whole };
+        let rest = scanner.finish();
+        match scanner.ending() {
+            Ending::Finished | Ending::Done => {
+                self.ready.extend(rest.pieces);
+                More::Whole
+            }
+            // Half an event would spoil the error event that follows: it is left out.
+            Ending::Open | Ending::Aborted => More::Failed(LegFault::Truncated),
+            Ending::Failed => {
+                self.ready.extend(rest.pieces);
+                More::Failed(LegFault::ErrorEvent)
+            }
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! The public listener: what clients of the engines see.
+
+mod drive;
+mod face;
+mod intake;
+mod kept;
+mod leg;
+mod relay;
+mod upload;
+
+use std::rc::Rc;
+
+use actix_web::dev::Payload;
+use actix_web::http::header::HeaderMap;
+use actix_web::{HttpRequest, HttpResponse, web};
+use bytes::Bytes;
+use routing::Moment;
+use routing::request::{HeaderView, RequestShape, Route};
+use serde::Serialize;
+
+use self::drive::{Driver, Outbound};
+use self::face::Face;
+use self::upload::Upload;
+use crate::errors::EdgeError;
+use crate::headers::X_REQUEST_ID;
+use crate::request_id::RequestId;
+use crate::state::Missing;
+use crate::worker::Worker;
+
+/// Answers any request on the public listener.
+pub(crate) async fn answer(request: HttpRequest, payload: web::Payload) -> HttpResponse {
+    let Some(worker) = request.app_data::<Rc<Worker>>().map(Rc::clone) else {
+        return HttpResponse::InternalServerError().finish();
+    };
+    let arrived = worker.now();
+    let id = RequestId::of(request.headers());
+    let path = request.uri().path();
+    let (route, answered) = match Face::of(request.method(), path) {
+        Face::Live => return HttpResponse::Ok().json(Live { status: "ok" }),
+        Face::Ready => return readiness(&worker),
+        Face::Models => (Route::Other, Ok(models(&worker))),
+        Face::Model(model) => (Route::Other, one_model(&worker, model)),
+        Face::Generate(route) => {
+            (route, generate(&worker, route, &request, payload.into_inner(), &id, arrived).await)
+        }
+        Face::Response(_) | Face::Other => {
+            (Route::Other, pass_through(&worker, &request, payload.into_inner(), &id, arrived).await)
+        }
+    };
+    match answered {
+        Ok(Answer::Driven(response)) => response,
+        Ok(Answer::Ours(mut response)) => {
+            worker.answered(id.as_str(), route, response.status(), arrived);
+            response.headers_mut().insert(X_REQUEST_ID, id.value().clone());
+            response
+        }
+        Err(error) => {
+            let mut response = error.response();
+            worker.answered(id.as_str(), route, response.status(), arrived);
+            response.headers_mut().insert(X_REQUEST_ID, id.value().clone());
+            response
+        }
+    }
+}
+
+/// An answer, and who accounts for it.
+enum Answer {
+    /// The request's lifecycle does.
+    Driven(HttpResponse),
+    /// Nobody yet.
+    Ours(HttpResponse),
+}
+
+#[derive(Serialize)]
+struct Live {
+    status: &'static str,
+}
+
+#[derive(Serialize)]
+struct Ready {
+    ready: bool,
+    missing: Vec<Missing>,
+}
+
+pub(crate) fn readiness(worker: &Worker) -> HttpResponse {
+    let missing = worker.state.readiness.missing(&worker.state.router);
+    let ready = missing.is_empty();
+    let mut response = if ready { HttpResponse::Ok() } else { HttpResponse::ServiceUnavailable() };
+    response.json(Ready { ready, missing })
+}
+
+#[derive(Serialize)]
+struct Model {
+    id: String,
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+}
+
+impl Model {
+    /// Engines disagree on when a model was made, so nobody is asked.
+    fn new(id: String) -> Self {
+        Self { id, object: "model", created: 0, owned_by: "grapevine" }
+    }
+}
+
+/// The union of what all endpoints serve.
+fn models(worker: &Worker) -> Answer {
+    #[derive(Serialize)]
+    struct List {
+        object: &'static str,
+        data: Vec<Model>,
+    }
+    let data = worker.state.router.models().into_iter().map(|model| Model::new(model.id)).collect();
+    Answer::Ours(HttpResponse::Ok().json(List { object: "list", data }))
+}
+
+fn one_model(worker: &Worker, model: &str) -> Result<Answer, EdgeError> {
+    let known = worker.state.router.models().into_iter().find(|known| known.id == model);
+    known
+        .map(|known| Answer::Ours(HttpResponse::Ok().json(Model::new(known.id))))
+        .ok_or_else(|| EdgeError::model_unknown(model))
+}
+
+/// A request whose body tells where it belongs.
+async fn generate(
+    worker: &Rc<Worker>,
+    route: Route,
+    request: &HttpRequest,
+    mut payload: Payload,
+    id: &RequestId,
+    arrived: Moment,
+) -> Result<Answer, EdgeError> {
+    let (bytes_max, idle) = body_limits(worker);
+    let announced = intake::announced(request.headers());
+    let body = intake::read_whole(&mut payload, announced, bytes_max, idle).await?;
+    // The payload's end has been seen; the connection is free for the next request.
+    drop(payload);
+    let shape = RequestShape::read(route, &Headers(request.headers()), &body, &worker.state.router.rules())?;
+    Ok(drive(worker, request, id, shape, Outbound::Whole(body), arrived).await)
+}
+
+/// Any other request: goes to some endpoint as it is. A body that may be JSON is read whole, because what a
+/// client must not say is refused on every path; any other goes on as it comes.
+async fn pass_through(
+    worker: &Rc<Worker>,
+    request: &HttpRequest,
+    mut payload: Payload,
+    id: &RequestId,
+    arrived: Moment,
+) -> Result<Answer, EdgeError> {
+    let (bytes_max, idle) = body_limits(worker);
+    let announced = intake::announced(request.headers());
+    if let Some(length) = announced
+        && length > bytes_max
+    {
+        return Err(crate::errors::BodyFault::TooLarge { max: bytes_max }.into());
+    }
+    let first = intake::next(&mut payload, idle).await?;
+    let may_be_json = first.as_ref().is_none_or(|first| may_be_json(first));
+    let (body, outbound) = if may_be_json {
+        let rest = intake::read_rest(first, &mut payload, announced, bytes_max, idle).await?;
+        (rest.clone(), Outbound::Whole(rest))
+    } else {
+        let upload = Upload::start(first, payload, announced, bytes_max, idle);
+        (Bytes::new(), Outbound::Streamed(Some(upload)))
+    };
+    let headers = Headers(request.headers());
+    let shape = RequestShape::read(Route::Other, &headers, &body, &worker.state.router.rules())?;
+    Ok(drive(worker, request, id, shape, outbound, arrived).await)
+}
+
+async fn drive(
+    worker: &Rc<Worker>,
+    request: &HttpRequest,
+    id: &RequestId,
+    shape: RequestShape,
+    outbound: Outbound,
+    arrived: Moment,
+) -> Answer {
+    let handle = worker.lifecycles.begin(id.as_str().to_owned(), shape, arrived);
+    let driver = Driver::new(worker, request.clone(), id.clone(), handle, outbound);
+    Answer::Driven(driver.run().await)
+}
+
+fn body_limits(worker: &Worker) -> (u64, std::time::Duration) {
+    let settings = worker.settings();
+    (settings.body_bytes_max, settings.body_idle)
+}
+
+/// Whether an engine could take this for the start of JSON, whatever the content type says: Python's parser
+/// also takes UTF-16 and UTF-32, with their marks or zero bytes.
+fn may_be_json(first: &[u8]) -> bool {
+    match first.trim_ascii_start() {
+        [] | [b'{' | b'[' | b'"' | 0 | 0xef | 0xfe | 0xff, ..] => true,
+        [_, 0, ..] => true,
+        _ => false,
+    }
+}
+
+/// The client's headers as the core wants to see them.
+struct Headers<'a>(&'a HeaderMap);
+
+impl HeaderView for Headers<'_> {
+    fn get(&self, name: &str) -> Option<&[u8]> {
+        self.0.get(name).map(|value| value.as_bytes())
+    }
+}

@@ -1,0 +1,172 @@
+//! The metrics of one replica.
+
+use prometheus::{
+    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry,
+};
+
+/// From a token of an idle small model to a long generation, in s.
+const SECONDS: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0,
+    600.0,
+];
+/// Tokens per second of one request.
+const TOKENS_PER_SECOND: &[f64] =
+    &[1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 250.0, 500.0, 1_000.0];
+
+/// Everything that a replica counts.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    pub(super) registry: Registry,
+    pub(super) requests: IntCounterVec,
+    pub(super) phase_seconds: HistogramVec,
+    pub(super) ttft_seconds: Histogram,
+    pub(super) e2e_seconds: HistogramVec,
+    pub(super) decode_tokens_per_second: HistogramVec,
+    pub(super) slo_met: IntCounterVec,
+    pub(super) decisions: IntCounterVec,
+    pub(super) filter_reverted: IntCounterVec,
+    pub(super) retries: IntCounterVec,
+    pub(super) endpoint_running: IntGaugeVec,
+    pub(super) endpoint_up: IntGaugeVec,
+    pub(super) gossip_age_seconds: GaugeVec,
+    pub(super) gossip_bytes: IntCounter,
+    pub(super) disagreement_ratio: Gauge,
+    pub(super) index_bytes: IntGauge,
+    pub(super) requests_in_flight: IntGauge,
+    pub(super) mailbox_overload: IntCounterVec,
+    pub(super) actors_recreated: IntCounterVec,
+}
+
+impl Metrics {
+    /// Metrics that start at zero.
+    ///
+    /// # Errors
+    /// Never in practice: the names below are valid and differ.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let registry = Registry::new();
+        let made = Builder { registry: &registry };
+        Ok(Self {
+            requests: made.counters("requests_total", "Requests answered.", &["model", "route", "code"])?,
+            phase_seconds: made.histograms(
+                "request_phase_seconds",
+                "Time that requests spent in each phase, by the role of their endpoint.",
+                SECONDS,
+                &["phase", "role"],
+            )?,
+            ttft_seconds: made.histogram(
+                "ttft_seconds",
+                "From arrival to the first byte of a stream.",
+                SECONDS,
+            )?,
+            e2e_seconds: made.histograms(
+                "e2e_seconds",
+                "From arrival to the last byte.",
+                SECONDS,
+                &["priority"],
+            )?,
+            decode_tokens_per_second: made.histograms(
+                "decode_tokens_per_second",
+                "Pace of streams after their first token.",
+                TOKENS_PER_SECOND,
+                &["endpoint"],
+            )?,
+            slo_met: made.counters(
+                "slo_met_total",
+                "Requests that met their target.",
+                &["priority", "kind"],
+            )?,
+            decisions: made.counters(
+                "decisions_total",
+                "Endpoints chosen, by why.",
+                &["policy", "reason"],
+            )?,
+            filter_reverted: made.counters(
+                "filter_reverted_total",
+                "Filters undone because they would have dropped every candidate.",
+                &["filter"],
+            )?,
+            retries: made.counters("retries_total", "Legs tried elsewhere, by what failed.", &["reason"])?,
+            endpoint_running: made.gauges(
+                "endpoint_running",
+                "Requests in flight through all replicas.",
+                &["endpoint", "role"],
+            )?,
+            endpoint_up: made.gauges("endpoint_up", "1 if new requests may go there.", &["endpoint"])?,
+            gossip_age_seconds: made.float_gauges(
+                "gossip_age_seconds",
+                "Since the replica's last heartbeat.",
+                &["replica"],
+            )?,
+            gossip_bytes: made.counter("gossip_bytes_total", "Bytes sent to other replicas.")?,
+            disagreement_ratio: made.float_gauge(
+                "disagreement_ratio",
+                "Share of requests for which another replica would have chosen otherwise, 0 to 1.",
+            )?,
+            index_bytes: made.gauge("index_bytes", "Memory of the prefix index.")?,
+            requests_in_flight: made.gauge("requests_in_flight", "Requests that have not ended.")?,
+            mailbox_overload: made.counters(
+                "mailbox_overload_total",
+                "Messages that found an actor's mailbox full.",
+                &["actor"],
+            )?,
+            actors_recreated: made.counters(
+                "actors_recreated_total",
+                "Actors recreated after a panic.",
+                &["actor"],
+            )?,
+            registry,
+        })
+    }
+}
+
+struct Builder<'a> {
+    registry: &'a Registry,
+}
+
+type Made<T> = Result<T, prometheus::Error>;
+
+impl Builder<'_> {
+    fn keep<T: prometheus::core::Collector + Clone + 'static>(&self, metric: T) -> Made<T> {
+        self.registry.register(Box::new(metric.clone()))?;
+        Ok(metric)
+    }
+
+    fn options(name: &str, help: &str) -> Opts {
+        Opts::new(name, help).namespace("grapevine")
+    }
+
+    fn counter(&self, name: &str, help: &str) -> Made<IntCounter> {
+        self.keep(IntCounter::with_opts(Self::options(name, help))?)
+    }
+
+    fn counters(&self, name: &str, help: &str, labels: &[&str]) -> Made<IntCounterVec> {
+        self.keep(IntCounterVec::new(Self::options(name, help), labels)?)
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> Made<IntGauge> {
+        self.keep(IntGauge::with_opts(Self::options(name, help))?)
+    }
+
+    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> Made<IntGaugeVec> {
+        self.keep(IntGaugeVec::new(Self::options(name, help), labels)?)
+    }
+
+    fn float_gauge(&self, name: &str, help: &str) -> Made<Gauge> {
+        self.keep(Gauge::with_opts(Self::options(name, help))?)
+    }
+
+    fn float_gauges(&self, name: &str, help: &str, labels: &[&str]) -> Made<GaugeVec> {
+        self.keep(GaugeVec::new(Self::options(name, help), labels)?)
+    }
+
+    fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Made<Histogram> {
+        let options = HistogramOpts::from(Self::options(name, help)).buckets(buckets.to_vec());
+        self.keep(Histogram::with_opts(options)?)
+    }
+
+    fn histograms(&self, name: &str, help: &str, buckets: &[f64], labels: &[&str]) -> Made<HistogramVec> {
+        let options = HistogramOpts::from(Self::options(name, help)).buckets(buckets.to_vec());
+        self.keep(HistogramVec::new(options, labels)?)
+    }
+}

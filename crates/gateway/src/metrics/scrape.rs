@@ -1,0 +1,84 @@
+//! The metrics page, and the gauges that are read when it is asked for.
+
+use std::sync::Arc;
+
+use prometheus::TextEncoder;
+use routing::endpoint::Usable;
+use routing::{Moment, Router};
+
+use super::Metrics;
+use actors::lifecycle::Lifecycles;
+
+/// Figures of the gossip and of the actors, which the gateway does not know.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GossipGauges {
+    /// Since each live replica's last heartbeat, in s, by replica.
+    pub age_seconds: Vec<(String, f64)>,
+    /// Bytes sent so far.
+    pub bytes_sent: u64,
+    /// Share of requests on which replicas disagree, 0 to 1; `None` while nothing was compared.
+    pub disagreement_ratio: Option<f64>,
+    /// Messages that found a mailbox full, by kind of actor (lifecycles left out).
+    pub overloads: Vec<(&'static str, u64)>,
+    /// Actors recreated after a panic, by kind (lifecycles left out).
+    pub recreated: Vec<(&'static str, u64)>,
+}
+
+/// Where those figures come from; asked once per scrape.
+pub type Gauges = Arc<dyn Fn() -> GossipGauges + Send + Sync>;
+
+impl Metrics {
+    /// The page, with its gauges as they are now.
+    pub(crate) fn page(
+        &self,
+        router: &Router,
+        lifecycles: &Lifecycles,
+        gossip: &GossipGauges,
+        now: Moment,
+    ) -> Result<String, prometheus::Error> {
+        self.read_router(router, now);
+        self.read_gossip(gossip);
+        let counts = lifecycles.counts();
+        let signed = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        self.requests_in_flight.set(signed(lifecycles.table().in_flight()));
+        raise(&self.mailbox_overload.with_label_values(&["lifecycle"]), counts.overloads());
+        raise(&self.actors_recreated.with_label_values(&["lifecycle"]), counts.recreated());
+        TextEncoder::new().encode_to_string(&self.registry.gather())
+    }
+
+    fn read_router(&self, router: &Router, now: Moment) {
+        self.index_bytes.set(i64::try_from(router.stats().index_bytes).unwrap_or(i64::MAX));
+        // Endpoints that are gone must not linger on the page.
+        self.endpoint_running.reset();
+        self.endpoint_up.reset();
+        for endpoint in &router.view().endpoints {
+            let label = endpoint.spec.label();
+            let role = endpoint.spec.role.as_str();
+            self.endpoint_running.with_label_values(&[&label, role]).set(i64::from(endpoint.running(now)));
+            let up = endpoint.usable() != Usable::No;
+            self.endpoint_up.with_label_values(&[&label]).set(i64::from(up));
+        }
+    }
+
+    fn read_gossip(&self, gossip: &GossipGauges) {
+        self.gossip_age_seconds.reset();
+        for (replica, age) in &gossip.age_seconds {
+            self.gossip_age_seconds.with_label_values(&[replica]).set(*age);
+        }
+        raise(&self.gossip_bytes, gossip.bytes_sent);
+        if let Some(ratio) = gossip.disagreement_ratio {
+            self.disagreement_ratio.set(ratio);
+        }
+        for (actor, count) in &gossip.overloads {
+            raise(&self.mailbox_overload.with_label_values(&[actor]), *count);
+        }
+        for (actor, count) in &gossip.recreated {
+            raise(&self.actors_recreated.with_label_values(&[actor]), *count);
+        }
+    }
+}
+
+/// Brings a counter up to a total that is counted elsewhere.
+fn raise(counter: &prometheus::IntCounter, total: u64) {
+    counter.inc_by(total.saturating_sub(counter.get()));
+}

@@ -1,0 +1,136 @@
+//! The metrics as one worker moves them: label lookups are done once per combination, not per request.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use prometheus::{Histogram, IntCounter};
+use routing::endpoint::Role;
+use routing::lifecycle::{Outcome, Verdict};
+use routing::request::{Priority, Route};
+use routing::{Decision, EndpointId, Reason};
+
+use super::Metrics;
+
+/// Combinations kept resolved per worker and metric. Far above what the configured names can form at any one
+/// time; it bounds what years of changing endpoints leave behind.
+const RESOLVED_MAX: usize = 10_000;
+
+/// One worker's resolved handles.
+#[derive(Debug)]
+pub(crate) struct WorkerMetrics {
+    metrics: Metrics,
+    requests: RefCell<HashMap<(Route, u16), HashMap<String, IntCounter>>>,
+    phases: Resolved<(&'static str, Role), Histogram>,
+    e2e: Resolved<Priority, Histogram>,
+    pace: Resolved<EndpointId, Histogram>,
+    slo_met: Resolved<(Priority, &'static str), IntCounter>,
+    decisions: Resolved<(&'static str, Reason), IntCounter>,
+}
+
+impl WorkerMetrics {
+    pub(crate) fn new(metrics: Metrics) -> Self {
+        Self {
+            metrics,
+            requests: RefCell::default(),
+            phases: Resolved::default(),
+            e2e: Resolved::default(),
+            pace: Resolved::default(),
+            slo_met: Resolved::default(),
+            decisions: Resolved::default(),
+        }
+    }
+
+    /// A request was answered. `model` must be one that is served, or a fixed word.
+    pub(crate) fn request(&self, model: &str, route: Route, code: u16) {
+        let mut requests = self.requests.borrow_mut();
+        let models = requests.entry((route, code)).or_default();
+        if let Some(counter) = models.get(model) {
+            counter.inc();
+            return;
+        }
+        if models.len() >= RESOLVED_MAX {
+            models.clear();
+        }
+        let counter = self.metrics.requests.with_label_values(&[model, route.as_str(), &code.to_string()]);
+        counter.inc();
+        models.insert(model.to_owned(), counter);
+    }
+
+    /// An endpoint was chosen.
+    pub(crate) fn decision(&self, decision: &Decision) {
+        let (policy, reason) = (decision.policy, decision.reason);
+        self.decisions
+            .get((policy, reason), || self.metrics.decisions.with_label_values(&[policy, reason.as_str()]))
+            .inc();
+        for filter in &decision.reverted {
+            self.metrics.filter_reverted.with_label_values(&[filter]).inc();
+        }
+    }
+
+    /// How a request went, phase by phase.
+    pub(crate) fn outcome(&self, outcome: &Outcome, role: Role, priority: Priority) {
+        let phases = [
+            ("queued", Some(outcome.queued_ms)),
+            ("prefilling", outcome.prefill_ms),
+            ("decoding", outcome.decode_ms),
+        ];
+        for (phase, ms) in phases {
+            if let Some(ms) = ms {
+                let labels = || self.metrics.phase_seconds.with_label_values(&[phase, role.as_str()]);
+                self.phases.get((phase, role), labels).observe(ms / 1_000.0);
+            }
+        }
+        for tried in &outcome.failed {
+            if tried.next.is_ok() {
+                self.metrics.retries.with_label_values(&[tried.failure.as_str()]).inc();
+            }
+        }
+        if matches!(outcome.verdict, Verdict::Finished { .. }) {
+            let labels = || self.metrics.e2e_seconds.with_label_values(&[priority.as_str()]);
+            self.e2e.get(priority, labels).observe(outcome.total_ms / 1_000.0);
+        }
+    }
+
+    /// When a stream's first byte came, in ms after arrival.
+    pub(crate) fn first_byte(&self, ttft_ms: f64) {
+        self.metrics.ttft_seconds.observe(ttft_ms / 1_000.0);
+    }
+
+    /// How fast a stream came, in tokens per second.
+    pub(crate) fn pace(&self, endpoint: EndpointId, label: impl FnOnce() -> String, tokens_per_second: f64) {
+        self.pace
+            .get(endpoint, || self.metrics.decode_tokens_per_second.with_label_values(&[&label()]))
+            .observe(tokens_per_second);
+    }
+
+    /// A request met its target of this kind.
+    pub(crate) fn slo_met(&self, priority: Priority, kind: &'static str) {
+        self.slo_met
+            .get((priority, kind), || self.metrics.slo_met.with_label_values(&[priority.as_str(), kind]))
+            .inc();
+    }
+}
+
+#[derive(Debug)]
+struct Resolved<K, M>(RefCell<HashMap<K, M>>);
+
+impl<K, M> Default for Resolved<K, M> {
+    fn default() -> Self {
+        Self(RefCell::default())
+    }
+}
+
+impl<K: Eq + std::hash::Hash, M: Clone> Resolved<K, M> {
+    fn get(&self, key: K, resolve: impl FnOnce() -> M) -> M {
+        let mut known = self.0.borrow_mut();
+        if let Some(metric) = known.get(&key) {
+            return metric.clone();
+        }
+        if known.len() >= RESOLVED_MAX {
+            known.clear();
+        }
+        let metric = resolve();
+        known.insert(key, metric.clone());
+        metric
+    }
+}

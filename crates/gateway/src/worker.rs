@@ -1,0 +1,239 @@
+//! One worker's own: its connections, its lifecycles, its randomness. Nothing here is shared across threads.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use actix_web::http::StatusCode;
+use actors::lifecycle::{Ended, LifecycleHandle, LifecyclePort, WorkerLifecycles};
+use rand::SeedableRng;
+use routing::endpoint::{Role, Serves, Signal, StandingChange};
+use routing::lifecycle::{GiveUp, Verdict};
+use routing::request::{RequestShape, Route};
+use routing::router::Measurement;
+use routing::{Chosen, EndpointId, Moment, Refusal, Rng};
+
+use crate::errors::EdgeError;
+use crate::metrics::WorkerMetrics;
+use crate::state::{GatewaySettings, GatewayState};
+use crate::upstream::Upstream;
+
+/// The status that is counted for a client that left before it was sent one (nginx's convention).
+const CLIENT_GONE: u16 = 499;
+
+/// The model's label where a request names none.
+const MODEL_UNNAMED: &str = "default";
+/// The model's label where it names one that nobody serves.
+const MODEL_UNKNOWN: &str = "unknown";
+
+/// What one worker thread of the public listener has.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) state: Arc<GatewayState>,
+    pub(crate) upstream: Upstream,
+    pub(crate) lifecycles: WorkerLifecycles,
+    port: Rc<Port>,
+    rng: RefCell<Rng>,
+}
+
+impl Worker {
+    /// Must be called on the worker's own thread.
+    pub(crate) fn new(state: Arc<GatewayState>) -> Rc<Self> {
+        let settings = state.settings.load();
+        let port =
+            Rc::new(Port { metrics: WorkerMetrics::new(state.metrics.clone()), state: Arc::clone(&state) });
+        Rc::new(Self {
+            upstream: Upstream::new(&settings.upstream),
+            lifecycles: state.lifecycles.on_worker(Rc::clone(&port) as Rc<dyn LifecyclePort>),
+            port,
+            rng: RefCell::new(Rng::from_rng(&mut rand::rng())),
+            state,
+        })
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        self.state.clock.now()
+    }
+
+    pub(crate) fn settings(&self) -> arc_swap::Guard<Arc<GatewaySettings>> {
+        self.state.settings.load()
+    }
+
+    /// Chooses and charges an endpoint.
+    pub(crate) fn choose(
+        &self,
+        shape: &RequestShape,
+        tried: &[EndpointId],
+        id: &str,
+    ) -> Result<Chosen, Refusal> {
+        let chosen = self.state.router.choose(shape, tried, self.now(), &mut self.rng.borrow_mut())?;
+        self.port.metrics.decision(&chosen.decision);
+        tracing::debug!(
+            id,
+            endpoint = %chosen.endpoint.spec.url,
+            policy = chosen.decision.policy,
+            reason = chosen.decision.reason.as_str(),
+            candidates = ?chosen.decision.candidates,
+            reverted = ?chosen.decision.reverted,
+            "chosen"
+        );
+        Ok(chosen)
+    }
+
+    /// Remembers which endpoint made a response, so that what refers to it goes there.
+    pub(crate) fn pin_response(&self, id: &str, handle: &LifecycleHandle) {
+        let _ = (id, handle);
+    }
+
+    /// Counts and logs a request that was answered without a lifecycle.
+    pub(crate) fn answered(&self, id: &str, route: Route, status: StatusCode, arrived: Moment) {
+        self.port.metrics.request(MODEL_UNNAMED, route, status.as_u16());
+        let total_ms = self.now().millis_since(arrived);
+        tracing::info!(
+            id,
+            route = route.as_str(),
+            status = status.as_u16(),
+            total_ms,
+            "answered at the edge"
+        );
+    }
+}
+
+/// What the lifecycles of one worker act on.
+#[derive(Debug)]
+struct Port {
+    state: Arc<GatewayState>,
+    metrics: WorkerMetrics,
+}
+
+impl LifecyclePort for Port {
+    fn now(&self) -> Moment {
+        self.state.clock.now()
+    }
+
+    fn report(&self, endpoint: EndpointId, signal: Signal) {
+        let change = self.state.router.report(endpoint, signal, self.state.clock.now());
+        match change {
+            StandingChange::Unchanged => {}
+            StandingChange::Joined | StandingChange::Readmitted => {
+                tracing::info!(%endpoint, change = change.as_str(), "an endpoint's standing changed");
+            }
+            StandingChange::Ejected { cause } | StandingChange::Spared { cause } => {
+                tracing::warn!(%endpoint, change = change.as_str(), cause = cause.as_str(), "an endpoint fails");
+            }
+        }
+    }
+
+    fn withdraw(&self, shape: &RequestShape, endpoint: EndpointId) {
+        self.state.router.withdraw(shape, endpoint);
+    }
+
+    fn ended(&self, ended: &Ended<'_>) {
+        self.count(ended);
+        if let Verdict::Finished { status: 200..=299 } = ended.outcome.verdict
+            && let Some(endpoint) = ended.endpoint
+        {
+            let measured = measurement(ended, endpoint.id);
+            self.state.router.learn(&measured, ended.shape, self.state.clock.now());
+        }
+        log(ended);
+    }
+}
+
+impl Port {
+    fn count(&self, ended: &Ended<'_>) {
+        let Ended { shape, outcome, account, endpoint, .. } = ended;
+        self.metrics.request(model_label(ended), shape.route, status_of(ended));
+        let role = endpoint.map_or(Role::Both, |endpoint| endpoint.spec.role);
+        self.metrics.outcome(outcome, role, shape.priority);
+        let is_success = matches!(outcome.verdict, Verdict::Finished { status: 200..=299 });
+        let mut met = |kind, actual: Option<f64>, target: f64| {
+            if actual.is_some_and(|actual| actual <= target) {
+                self.metrics.slo_met(shape.priority, kind);
+            }
+        };
+        if !is_success {
+            return;
+        }
+        if let (true, Some(ttft_ms)) = (shape.stream, outcome.ttft_ms) {
+            self.metrics.first_byte(ttft_ms);
+            met("ttft", Some(ttft_ms), shape.slo.ttft_ms);
+        }
+        if let Some(total_ms) = shape.slo.total_ms {
+            met("total", Some(outcome.total_ms), total_ms);
+        }
+        let tokens = account.output_tokens.unwrap_or(account.events);
+        if let (true, Some(decode_ms), Some(endpoint), 2..) =
+            (shape.stream, outcome.decode_ms, endpoint, tokens)
+        {
+            let tpot_ms = decode_ms / f64::from(tokens - 1);
+            met("tpot", Some(tpot_ms), shape.slo.tpot_ms);
+            if tpot_ms > 0.0 {
+                self.metrics.pace(endpoint.id, || endpoint.spec.label(), 1_000.0 / tpot_ms);
+            }
+        }
+    }
+}
+
+/// The status that stands for the request in the metrics: the one sent, or why none was.
+fn status_of(ended: &Ended<'_>) -> u16 {
+    match ended.outcome.verdict {
+        Verdict::Cancelled { .. } if ended.account.status == 0 => CLIENT_GONE,
+        Verdict::GaveUp(GiveUp::Refusal) if ended.account.status != 0 => ended.account.status,
+        Verdict::GaveUp(what) => EdgeError::of_give_up(&what).status.as_u16(),
+        Verdict::Finished { status } => status,
+        Verdict::Broken(_) | Verdict::Cancelled { .. } => ended.account.status,
+    }
+}
+
+/// A model's name becomes a label only if the endpoint is known to serve it.
+fn model_label<'a>(ended: &Ended<'a>) -> &'a str {
+    match (ended.shape.model.as_deref(), ended.endpoint) {
+        (None, _) => MODEL_UNNAMED,
+        (Some(model), Some(endpoint)) if endpoint.serves(model) == Serves::Yes => model,
+        (Some(_), _) => MODEL_UNKNOWN,
+    }
+}
+
+fn measurement(ended: &Ended<'_>, endpoint: EndpointId) -> Measurement {
+    let Ended { shape, outcome, account, .. } = ended;
+    let streamed = shape.stream && account.events > 0;
+    Measurement {
+        endpoint,
+        ttft_ms: outcome.prefill_ms.filter(|_| streamed),
+        decode_ms: outcome.decode_ms.filter(|_| streamed),
+        total_ms: outcome.leg_ms(),
+        prompt_tokens: account.prompt_tokens,
+        cached_tokens: account.cached_tokens,
+        output_tokens: account.output_tokens.or((streamed).then_some(account.events)),
+        running_at_dispatch: account.running_at_dispatch,
+    }
+}
+
+fn log(ended: &Ended<'_>) {
+    let Ended { id, shape, outcome, account, endpoint } = ended;
+    let (verdict, cause) = match outcome.verdict {
+        Verdict::Finished { .. } => ("finished", ""),
+        Verdict::GaveUp(_) => ("gave-up", outcome.failed.last().map_or("", |tried| tried.failure.as_str())),
+        Verdict::Broken(cause) => ("broken", cause.as_str()),
+        Verdict::Cancelled { during } => ("cancelled", during.as_str()),
+    };
+    tracing::info!(
+        id,
+        route = shape.route.as_str(),
+        model = shape.model.as_deref().unwrap_or_default(),
+        endpoint = endpoint.map_or("", |endpoint| endpoint.spec.url.as_str()),
+        tries = outcome.failed.len() + 1,
+        status = status_of(ended),
+        queued_ms = outcome.queued_ms,
+        prefill_ms = outcome.prefill_ms,
+        decode_ms = outcome.decode_ms,
+        total_ms = outcome.total_ms,
+        prompt_tokens = account.prompt_tokens,
+        cached_tokens = account.cached_tokens,
+        output_tokens = account.output_tokens,
+        outcome = verdict,
+        cause,
+        "request"
+    );
+}
