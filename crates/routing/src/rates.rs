@@ -25,11 +25,15 @@ pub const CLAMP: f32 = 8.0;
 /// more than what they should disagree about.
 pub const SNAP_FACTOR: f32 = 1.3;
 
-/// The half-life of a speed sample. 2 s: half of an estimate comes from the last two seconds of traffic.
-const SAMPLE_HALF_LIFE: Duration = Duration::from_secs(2);
+/// The half-life of a speed sample. 1.5 s: an engine that slows down while requests queue is known for it
+/// after 3 to 5 s (1 s saves one of them and follows every pause).
+const SAMPLE_HALF_LIFE: Duration = Duration::from_millis(1_500);
 /// The half-life of what an estimate weighs beside other replicas'. 15 s: a replica that has not seen an
 /// endpoint for a minute leaves it to those that have, and when nobody has, the prior holds again.
 const CONFIDENCE_HALF_LIFE: Duration = Duration::from_secs(15);
+/// How often the medians are taken anew while samples come. 20 ms: they cost some microseconds, and what is
+/// told of them is told every 100 ms.
+const ASK_EVERY: Duration = Duration::from_millis(20);
 /// Prompt tokens (own and ahead) from which a first byte tells the time per token. 64: below, the fixed part
 /// hides it.
 const PREFILL_TOKENS_MIN: u32 = 64;
@@ -82,60 +86,82 @@ pub struct LearnedSpeed {
     prefill: Window,
     itl: Window,
     base: Window,
+    /// What the windows said when they were last asked.
+    speed: Speed,
+    asked: Moment,
+    freshness: Freshness,
+}
+
+/// Whether [`LearnedSpeed::speed`] holds all samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Freshness {
+    Current,
+    SamplesSince,
 }
 
 impl LearnedSpeed {
     /// Nothing yet.
     pub const fn new(prior: Speed) -> Self {
-        Self { prior, prefill: Window::new(), itl: Window::new(), base: Window::new() }
+        Self {
+            prior,
+            prefill: Window::new(),
+            itl: Window::new(),
+            base: Window::new(),
+            speed: prior,
+            asked: Moment::from_micros(0),
+            freshness: Freshness::Current,
+        }
     }
 
     /// Takes another prior; what was learned stays.
     pub fn set_prior(&mut self, prior: Speed) {
         self.prior = prior;
+        self.freshness = Freshness::SamplesSince;
     }
 
     /// Learns from a leg that was served to its end.
-    pub fn learn(&mut self, served: &LegSample, now: Moment) {
-        let now_speed = self.speed();
-        let tokens = served.uncached_tokens.saturating_add(served.ahead_tokens);
-        let leg_us = (served.leg_ms * 1_000.0) as f32;
-        match (served.first_byte_ms, served.output_tokens) {
+    pub fn learn(&mut self, sample: &LegSample, now: Moment) {
+        let leg_us = (sample.leg_ms * 1_000.0) as f32;
+        match (sample.first_byte_ms, sample.output_tokens) {
             (Some(first_byte_ms), output_tokens) => {
                 let first_byte_us = (first_byte_ms * 1_000.0) as f32;
-                self.learn_prefill(first_byte_us, served, now_speed, now);
+                self.learn_prefill(first_byte_us, sample, now);
                 if let Some(count) = output_tokens.filter(|count| *count >= STREAM_TOKENS_MIN) {
                     self.learn_itl((leg_us - first_byte_us) / (count - 1) as f32, 1.0, now);
                 }
             }
-            (None, Some(0 | 1)) => self.learn_prefill(leg_us, served, now_speed, now),
+            (None, Some(0 | 1)) => self.learn_prefill(leg_us, sample, now),
             (None, Some(count)) if count >= WHOLE_TOKENS_MIN => {
-                let prefill_us = now_speed.base_us + tokens as f32 * now_speed.prefill_us_per_token;
+                let prefill_us =
+                    self.speed.base_us + sample.tokens() as f32 * self.speed.prefill_us_per_token;
                 self.learn_itl((leg_us - prefill_us) / (count - 1) as f32, INDIRECT_WEIGHT, now);
             }
             (None, _) => {}
         }
+        self.freshness = Freshness::SamplesSince;
+        if now.since(self.asked) >= ASK_EVERY {
+            self.ask(now);
+        }
     }
 
     /// The speed as learned, or as the prior says.
-    pub fn speed(&self) -> Speed {
-        Speed {
-            prefill_us_per_token: self.prefill.estimate(self.prior.prefill_us_per_token, SAMPLE_HALF_LIFE),
-            itl_us: self.itl.estimate(self.prior.itl_us, SAMPLE_HALF_LIFE),
-            base_us: self.base.estimate(self.prior.base_us, SAMPLE_HALF_LIFE),
+    pub fn speed(&mut self, now: Moment) -> Speed {
+        if self.freshness == Freshness::SamplesSince {
+            self.ask(now);
         }
+        self.speed
     }
 
     /// What to tell the other replicas, and to use here as well; `None` when that is nothing. Quantised, so
     /// that it seldom changes.
-    pub fn row(&self, endpoint: EndpointId, now: Moment) -> Option<SpeedRow> {
+    pub fn row(&mut self, endpoint: EndpointId, now: Moment) -> Option<SpeedRow> {
         let prefill = self.prefill.confidence(CONFIDENCE_HALF_LIFE, now);
         let itl = self.itl.confidence(CONFIDENCE_HALF_LIFE, now);
         let weight = prefill.max(itl).round() as u16;
         if weight == 0 {
             return None;
         }
-        let speed = self.speed();
+        let speed = self.speed(now);
         Some(SpeedRow {
             endpoint,
             prefill_us_per_token: from_step(to_step(speed.prefill_us_per_token)),
@@ -144,21 +170,38 @@ impl LearnedSpeed {
         })
     }
 
-    fn learn_prefill(&mut self, first_byte_us: f32, served: &LegSample, speed: Speed, now: Moment) {
-        let tokens = served.uncached_tokens.saturating_add(served.ahead_tokens);
-        if tokens >= PREFILL_TOKENS_MIN {
-            let sample = (first_byte_us - speed.base_us) / tokens as f32;
-            let direct = if served.ahead_tokens == 0 { 1.0 } else { INDIRECT_WEIGHT };
-            let weight = direct * (tokens as f32 / PREFILL_TOKENS_FULL as f32).min(1.0);
-            self.prefill.add(clamp(sample, self.prior.prefill_us_per_token), weight, now);
+    fn ask(&mut self, now: Moment) {
+        self.speed = Speed {
+            prefill_us_per_token: self.prefill.estimate(self.prior.prefill_us_per_token, SAMPLE_HALF_LIFE),
+            itl_us: self.itl.estimate(self.prior.itl_us, SAMPLE_HALF_LIFE),
+            base_us: self.base.estimate(self.prior.base_us, SAMPLE_HALF_LIFE),
+        };
+        self.asked = now;
+        self.freshness = Freshness::Current;
+    }
+
+    fn learn_prefill(&mut self, first_byte_us: f32, sample: &LegSample, now: Moment) {
+        let tokens = sample.tokens() as f32;
+        if sample.tokens() >= PREFILL_TOKENS_MIN {
+            let us_per_token = (first_byte_us - self.speed.base_us) / tokens;
+            let direct = if sample.ahead_tokens == 0 { 1.0 } else { INDIRECT_WEIGHT };
+            let weight = direct * (tokens / PREFILL_TOKENS_FULL as f32).min(1.0);
+            self.prefill.add(clamp(us_per_token, self.prior.prefill_us_per_token), weight, now);
         } else {
-            let sample = first_byte_us - tokens as f32 * speed.prefill_us_per_token;
-            self.base.add(clamp(sample, self.prior.base_us), 1.0, now);
+            let base_us = first_byte_us - tokens * self.speed.prefill_us_per_token;
+            self.base.add(clamp(base_us, self.prior.base_us), 1.0, now);
         }
     }
 
-    fn learn_itl(&mut self, sample: f32, weight: f32, now: Moment) {
-        self.itl.add(clamp(sample, self.prior.itl_us), weight, now);
+    fn learn_itl(&mut self, itl_us: f32, weight: f32, now: Moment) {
+        self.itl.add(clamp(itl_us, self.prior.itl_us), weight, now);
+    }
+}
+
+impl LegSample {
+    /// Prompt tokens that were computed there from its dispatch to its first byte.
+    const fn tokens(&self) -> u32 {
+        self.uncached_tokens.saturating_add(self.ahead_tokens)
     }
 }
 

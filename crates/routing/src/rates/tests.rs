@@ -31,8 +31,8 @@ impl Script {
     }
 
     #[track_caller]
-    fn check(&self, us_per_token: f32, itl_us: f32) {
-        let speed = self.learned.speed();
+    fn check(&mut self, us_per_token: f32, itl_us: f32) {
+        let speed = self.learned.speed(Moment::from_millis(self.now_ms));
         let near = |got: f32, want: f32| (got / want - 1.0).abs() < 0.01;
         assert!(near(speed.prefill_us_per_token, us_per_token), "{speed:?}, want {us_per_token}");
         assert!(near(speed.itl_us, itl_us), "{speed:?}, want {itl_us}");
@@ -86,6 +86,56 @@ fn requests_behind_others_tell_the_same_speed_as_requests_alone() {
     script.check(400.0, 12_000.0);
 }
 
+/// An engine that prefills in order of arrival, at `us_per_token` until `slow_from_ms` and a third as fast
+/// from then on; what its replica believes at each first byte.
+fn queueing_engine(seed: u64, load: f64, us_per_token: f64, slow_from_ms: f64) -> Vec<(f64, f32)> {
+    use rand::{Rng, SeedableRng};
+    let mut rng = rand::rngs::SmallRng::seed_from_u64(seed);
+    let mut learned = LearnedSpeed::new(Speed::default());
+    let mut waiting: Vec<(f64, u32)> = Vec::new();
+    let (mut now_ms, mut free_at_ms) = (0.0_f64, 0.0_f64);
+    let mut firsts = Vec::new();
+    while now_ms < 20_000.0 {
+        now_ms += -rng.random::<f64>().ln() * us_per_token / load;
+        let uncached_tokens = rng.random_range(200..1_800);
+        waiting.retain(|(first_ms, _)| *first_ms > now_ms);
+        let ahead_tokens = waiting.iter().map(|(_, tokens)| tokens).sum();
+        let begins_ms = free_at_ms.max(now_ms);
+        let slowness = if begins_ms >= slow_from_ms { 3.0 } else { 1.0 };
+        free_at_ms = begins_ms + slowness * us_per_token / 1_000.0 * f64::from(uncached_tokens);
+        let first_ms = free_at_ms + 30.0;
+        waiting.push((first_ms, uncached_tokens));
+        let first_byte_ms = Some(first_ms - now_ms);
+        let leg_ms = first_ms - now_ms;
+        let sample = LegSample { first_byte_ms, leg_ms, uncached_tokens, ahead_tokens, output_tokens: None };
+        firsts.push((first_ms, sample));
+    }
+    let learn = |(first_ms, sample): (f64, LegSample)| {
+        let now = Moment::from_micros((first_ms * 1_000.0) as u64);
+        learned.learn(&sample, now);
+        (first_ms, learned.speed(now).prefill_us_per_token)
+    };
+    firsts.into_iter().map(learn).collect()
+}
+
+#[test]
+fn a_queueing_engine_is_learned_as_well_as_equal_engines_must_be_to_be_taken_for_equal() {
+    for (seed, load) in [(1, 0.3), (2, 0.6), (3, 0.8), (4, 0.95)] {
+        let believed = queueing_engine(seed, load, 400.0, f64::INFINITY);
+        let (_, at_last) = *believed.last().unwrap();
+        assert!((400.0 / 1.3..400.0 * 1.3).contains(&at_last), "{at_last} at load {load}");
+    }
+}
+
+#[test]
+fn a_queueing_engine_that_slows_to_a_third_is_known_for_it_within_seconds() {
+    for seed in 1..6 {
+        let believed = queueing_engine(seed, 0.5, 250.0, 10_000.0);
+        let known = believed.iter().find(|(ms, us)| *ms > 10_000.0 && *us > 500.0).map(|(ms, _)| *ms);
+        assert!(known.is_some_and(|ms| ms < 15_000.0), "{known:?}, seed {seed}");
+    }
+}
+
 #[test]
 fn replies_in_one_piece_tell_the_decode_speed_and_very_short_ones_the_prefill_speed() {
     let mut script = Script::new();
@@ -129,7 +179,7 @@ fn the_fixed_part_of_a_first_token_is_learned_from_warm_requests() {
         };
         script.learned.learn(&served, Moment::from_millis(n * 100));
     }
-    let base_us = script.learned.speed().base_us;
+    let base_us = script.learned.speed(Moment::from_millis(2_000)).base_us;
     assert!((base_us - 100_000.0).abs() < 2_000.0, "{base_us}");
 }
 
@@ -138,11 +188,11 @@ fn what_is_told_weighs_less_as_it_ages_and_then_is_not_told() {
     let endpoint = EndpointId::from_raw(1);
     let mut script = Script::new();
     script.serve(40, 50, 250.0, 12_000.0);
-    let samples = |age_s: u64| {
+    let mut samples = |age_s: u64| {
         let now = Moment::from_millis(script.now_ms + age_s * 1_000);
         script.learned.row(endpoint, now).map(|row| row.samples)
     };
-    assert_eq!([0, 15, 30, 60, 120].map(samples), [Some(32), Some(16), Some(8), Some(2), None]);
+    assert_eq!([0, 15, 30, 60, 120].map(&mut samples), [Some(32), Some(16), Some(8), Some(2), None]);
 }
 
 fn row(prefill_us_per_token: f32, itl_us: f32, samples: u16) -> SpeedRow {
@@ -200,7 +250,7 @@ proptest! {
                 first_byte_ms: stream.then_some(first), leg_ms: leg, uncached_tokens, ahead_tokens, output_tokens,
             };
             learned.learn(&served, Moment::from_millis(at * 40));
-            let speed = learned.speed();
+            let speed = learned.speed(Moment::from_millis(at * 40));
             for (got, prior) in [
                 (speed.prefill_us_per_token, prior.prefill_us_per_token),
                 (speed.itl_us, prior.itl_us),
