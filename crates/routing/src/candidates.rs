@@ -37,7 +37,7 @@ impl Candidate<'_> {
 /// The candidates of one request, in the order of their ids.
 #[derive(Clone, Debug, Default)]
 pub struct Candidates<'v> {
-    all: SmallVec<[Candidate<'v>; 8]>,
+    all: Vec<Candidate<'v>>,
 }
 
 impl<'v> Candidates<'v> {

@@ -140,6 +140,25 @@ pub struct Chosen {
     pub endpoint: Arc<Endpoint>,
     /// The charge, to be kept until the last byte.
     pub reservation: Reservation,
+    /// On what footing the request began there, for whoever learns from how it fares.
+    pub footing: Footing,
+}
+
+/// What was believed of an endpoint when a request was sent there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Footing {
+    /// Where.
+    pub endpoint: EndpointId,
+    /// Prompt tokens that it would have to compute.
+    pub uncached_tokens: u32,
+    /// Prompt tokens of others that were to be computed before, through all replicas.
+    pub ahead_tokens: u32,
+    /// Requests in flight there, through all replicas, without this one.
+    pub running: u32,
+    /// How many leading blocks of the prompt were noted there before.
+    pub known_blocks: u32,
+    /// Whether its conversation was.
+    pub known_conversation: bool,
 }
 
 /// Why no endpoint can be chosen. The edge makes a status of it.

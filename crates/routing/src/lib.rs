@@ -12,12 +12,14 @@ mod time;
 
 pub mod affinity;
 pub mod candidates;
+pub mod cost;
 pub mod decision;
 pub mod endpoint;
 pub mod endpoint_filter;
 pub mod facts;
 pub mod lifecycle;
 pub mod liveness;
+pub mod picker;
 pub mod policy;
 pub mod prefix;
 pub mod rates;
@@ -27,8 +29,11 @@ pub mod reserve;
 pub mod retry;
 pub mod ring;
 pub mod router;
+pub mod scene;
 pub mod session;
 pub mod settings;
+pub mod share;
+pub mod tie;
 pub mod view;
 
 pub use decision::{CandidateCost, Chosen, Decision, Reason, Refusal};

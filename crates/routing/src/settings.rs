@@ -13,6 +13,7 @@ use crate::affinity::AffinityName;
 use crate::endpoint::BreakerConfig;
 use crate::endpoint_filter::{FilterName, FilterTables};
 use crate::policy::{PolicyName, PolicyTables};
+use crate::rates::Speed;
 use crate::request::ShapeRules;
 
 /// One fault in a configuration.
@@ -118,11 +119,33 @@ pub struct SpeedPrior {
     pub prefill_us_per_token: f32,
     /// Microseconds between output tokens. Default 12,000, the same.
     pub itl_us: f32,
+    /// Microseconds that a first token takes beyond its prompt's. Default 30,000, the same.
+    pub base_us: f32,
 }
 
 impl Default for SpeedPrior {
     fn default() -> Self {
-        Self { prefill_us_per_token: 250.0, itl_us: 12_000.0 }
+        Self::from(Speed::default())
+    }
+}
+
+impl From<Speed> for SpeedPrior {
+    fn from(speed: Speed) -> Self {
+        Self {
+            prefill_us_per_token: speed.prefill_us_per_token,
+            itl_us: speed.itl_us,
+            base_us: speed.base_us,
+        }
+    }
+}
+
+impl From<SpeedPrior> for Speed {
+    fn from(prior: SpeedPrior) -> Self {
+        Self {
+            prefill_us_per_token: prior.prefill_us_per_token,
+            itl_us: prior.itl_us,
+            base_us: prior.base_us,
+        }
     }
 }
 
@@ -171,6 +194,7 @@ impl Settings {
         };
         range("speed.prefill_us_per_token", f64::from(self.speed.prefill_us_per_token), 1.0, 1e6);
         range("speed.itl_us", f64::from(self.speed.itl_us), 10.0, 1e7);
+        range("speed.base_us", f64::from(self.speed.base_us), 0.0, 1e7);
         range("prefix.block_bytes", self.rules.block_bytes as f64, 16.0, 65_536.0);
         range("prefix.bytes_per_token", self.rules.bytes_per_token, 0.25, 64.0);
         range("limits.index_bytes_max", self.index_bytes_max as f64, INDEX_BYTES_MIN as f64, 1e12);

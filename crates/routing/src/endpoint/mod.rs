@@ -8,7 +8,7 @@ mod spec;
 mod standing;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -22,6 +22,7 @@ pub use standing::{Cause, Drained, Standing, Usable};
 
 use crate::facts::{LoadRow, ObservedRow};
 use crate::prefix::Slot;
+use crate::rates::{LearnedSpeed, Speed};
 use crate::reserve::{Charges, PackedCharge};
 use crate::{EndpointId, Moment, ReplicaId};
 
@@ -52,15 +53,6 @@ pub enum Serves {
     Unknown,
 }
 
-/// The learned speed of an endpoint, the same on every replica once they have heard each other.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Speed {
-    /// Microseconds per uncached prompt token.
-    pub prefill_us_per_token: f32,
-    /// Microseconds between output tokens of one request.
-    pub itl_us: f32,
-}
-
 /// One addressable engine, with its load in atomics that every worker reads and writes.
 ///
 /// A new configuration makes a new `Endpoint` around the same state, so charges survive it.
@@ -84,8 +76,10 @@ struct State {
     breaker: Mutex<Breaker>,
     /// `Usable` of the breaker's standing, for readers in a hurry.
     usable: AtomicU8,
-    /// Both figures of `Speed` as bits.
-    speed: AtomicU64,
+    /// The speed that decisions use, the same on every replica once they have heard each other: the bits of
+    /// its figures.
+    speed: [AtomicU32; 3],
+    learned: Mutex<LearnedSpeed>,
     served: ArcSwap<Served>,
 }
 
@@ -111,7 +105,8 @@ impl Endpoint {
                 observation: observed::Observation::default(),
                 breaker: Mutex::new(Breaker::new(breaker, now)),
                 usable: AtomicU8::new(0),
-                speed: AtomicU64::new(0),
+                speed: Default::default(),
+                learned: Mutex::new(LearnedSpeed::new(speed)),
                 served: ArcSwap::from_pointee(served),
             }),
         };
@@ -228,18 +223,22 @@ impl Endpoint {
         result
     }
 
-    /// Its learned speed, or the prior while nothing is known.
+    /// Its speed as all replicas together have learned it, or the prior while nothing is known.
     pub fn speed(&self) -> Speed {
-        let bits = self.state.speed.load(Ordering::Acquire);
-        Speed {
-            prefill_us_per_token: f32::from_bits((bits >> 32) as u32),
-            itl_us: f32::from_bits(bits as u32),
-        }
+        let figure = |at: usize| f32::from_bits(self.state.speed[at].load(Ordering::Relaxed));
+        Speed { prefill_us_per_token: figure(0), itl_us: figure(1), base_us: figure(2) }
     }
 
     pub(crate) fn set_speed(&self, speed: Speed) {
-        let bits = u64::from(speed.prefill_us_per_token.to_bits()) << 32 | u64::from(speed.itl_us.to_bits());
-        self.state.speed.store(bits, Ordering::Release);
+        let figures = [speed.prefill_us_per_token, speed.itl_us, speed.base_us];
+        for (held, figure) in self.state.speed.iter().zip(figures) {
+            held.store(figure.to_bits(), Ordering::Relaxed);
+        }
+    }
+
+    /// Runs `step` on what this replica itself has learned of its speed.
+    pub(crate) fn with_learned<T>(&self, step: impl FnOnce(&mut LearnedSpeed) -> T) -> T {
+        step(&mut self.state.learned.lock())
     }
 
     /// What it serves, as configured or as it said itself.

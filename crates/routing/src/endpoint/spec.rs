@@ -8,7 +8,7 @@ use thiserror::Error;
 use crate::EndpointId;
 
 /// The most data-parallel ranks that one `dp=` may name.
-pub const DP_RANKS_MAX: u16 = 1_024;
+const DP_RANKS_MAX: u16 = 1_024;
 
 /// Which phases of a request an endpoint serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -1,13 +1,11 @@
 //! Policies: what a name in the configuration stands for.
 
+use crate::settings::{Fault, names};
 use serde::{Deserialize, Serialize};
-use smallvec::SmallVec;
 
-use crate::candidates::Candidates;
-use crate::endpoint_filter::EndpointFilter;
-use crate::request::RequestShape;
-use crate::settings::{Fault, Settings, names};
-use crate::view::View;
+mod plan;
+
+pub(crate) use plan::Plan;
 
 names! {
     /// The policies there are.
@@ -71,11 +69,21 @@ pub struct CostSettings {
     pub decode_weight: f64,
     /// Cost of a full KV cache, in ms. Default 500.
     pub kv_pressure_ms: f64,
+    /// Prompt tokens that a request which waits in the engine and came past the routers is taken for.
+    /// Default 512.
+    pub waiting_request_tokens: f64,
 }
 
 impl Default for CostSettings {
     fn default() -> Self {
-        Self { tie_ms: 2.0, wait_weight: 1.0, prefill_weight: 1.0, decode_weight: 0.1, kv_pressure_ms: 500.0 }
+        Self {
+            tie_ms: 2.0,
+            wait_weight: 1.0,
+            prefill_weight: 1.0,
+            decode_weight: 0.1,
+            kv_pressure_ms: 500.0,
+            waiting_request_tokens: 512.0,
+        }
     }
 }
 
@@ -146,6 +154,7 @@ impl PolicyTables {
         range("policy.cost.prefill_weight", self.cost.prefill_weight, 0.0, 100.0);
         range("policy.cost.decode_weight", self.cost.decode_weight, 0.0, 100.0);
         range("policy.cost.kv_pressure_ms", self.cost.kv_pressure_ms, 0.0, 1e6);
+        range("policy.cost.waiting_request_tokens", self.cost.waiting_request_tokens, 0.0, 1e6);
         range("policy.prefix-longest.chunk_chars", self.prefix_longest.chunk_chars as f64, 16.0, 65_536.0);
         range("policy.prefix-ring.prefix_chars", self.prefix_ring.prefix_chars as f64, 1.0, 65_536.0);
         if let Some(bound) = self.prefix_ring.bound {
@@ -154,36 +163,5 @@ impl PolicyTables {
         range("policy.cache-aware.imbalance_abs", f64::from(self.cache_aware.imbalance_abs), 0.0, 1e6);
         range("policy.cache-aware.imbalance_ratio", self.cache_aware.imbalance_ratio, 1.0, 1e6);
         range("policy.cache-aware.match_ratio_min", self.cache_aware.match_ratio_min, 0.0, 1.0);
-    }
-}
-
-/// What the settings make of a policy: filters, then the pick.
-pub(crate) struct Plan {
-    pub(crate) name: PolicyName,
-    filters: Vec<Box<dyn EndpointFilter>>,
-}
-
-impl Plan {
-    pub(crate) fn new(settings: &Settings) -> Self {
-        let filters = settings.filters.iter().map(|filter| settings.filter_tables.build(*filter)).collect();
-        Self { name: settings.policy, filters }
-    }
-
-    /// Runs the filters in order and marks what each leaves out. One that would leave nothing is undone;
-    /// the names of those are the result.
-    pub(crate) fn filter(
-        &self,
-        candidates: &mut Candidates<'_>,
-        view: &View,
-        request: &RequestShape,
-    ) -> SmallVec<[&'static str; 2]> {
-        let mut reverted = SmallVec::new();
-        for filter in &self.filters {
-            let kept = filter.keep(candidates, view, request);
-            if !candidates.drop_unless(&kept, filter.name()) {
-                reverted.push(filter.name().as_str());
-            }
-        }
-        reverted
     }
 }

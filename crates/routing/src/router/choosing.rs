@@ -1,25 +1,51 @@
 //! Choosing an endpoint and charging it, as one step.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use rand::Rng as _;
-use smallvec::SmallVec;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Rng, Router};
-use crate::candidates::Candidates;
-use crate::decision::{CandidateCost, Chosen, Decision, Reason, Refusal};
+use crate::affinity::Pin;
+use crate::candidates::{Candidate, Candidates};
+use crate::cost::{Cost, weigh};
+use crate::decision::{CandidateCost, Chosen, Decision, Footing, Refusal};
 use crate::endpoint::Endpoint;
+use crate::endpoint_filter::FilterName;
 use crate::facts::LedgerRecord;
 use crate::prefix::WarmDepths;
 use crate::request::RequestShape;
-use crate::reserve::{ChargeSize, PackedCharge, Reservation};
+use crate::reserve::{ChargeSize, PREFILL_PREDICTED_MAX, PackedCharge, Reservation};
+use crate::scene::Scene;
+use crate::session::Began;
 use crate::{BlockHash, EndpointId, Moment};
 
 /// How often a choice is made again because another request was charged in between. Each time somebody
 /// else got on, so this many in a row are only seen with hundreds of threads; then the charge is made
 /// anyway and counted.
 const ATTEMPTS_MAX: u32 = 256;
+
+/// What choosing fills anew for each request and keeps the memory of.
+#[derive(Default)]
+struct Scratch {
+    warm: WarmDepths,
+    conversation: WarmDepths,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// What a decision came to, before anything is charged.
+struct Decided {
+    decision: Decision,
+    endpoint: Arc<Endpoint>,
+    seen: PackedCharge,
+    footing: Footing,
+    cost: Cost,
+}
 
 impl Router {
     /// Chooses the endpoint for a request, among those not `tried`, charges it and notes the placement.
@@ -36,23 +62,25 @@ impl Router {
         now: Moment,
         rng: &mut Rng,
     ) -> Result<Chosen, Refusal> {
-        for attempt in 0..=ATTEMPTS_MAX {
-            let (decision, endpoint, seen) = self.decide(shape, tried, now, rng)?;
-            let size = charge_size(&decision, shape, now);
-            let reservation = if attempt < ATTEMPTS_MAX {
-                Reservation::try_new(&endpoint, seen, size)
+        let mut attempts = 0;
+        loop {
+            let decided = self.decide(shape, tried, now, rng)?;
+            let size = charge_size(&decided, shape, now);
+            attempts += 1;
+            let reservation = if attempts < ATTEMPTS_MAX {
+                Reservation::try_new(&decided.endpoint, decided.seen, size)
             } else {
                 self.counters.reserve_forced.fetch_add(1, Ordering::Relaxed);
-                Some(Reservation::new(&endpoint, size))
+                Some(Reservation::new(&decided.endpoint, size))
             };
-            if let Some(reservation) = reservation {
-                endpoint.add_placed(f64::from(size.prefill_tokens), now);
-                self.place(shape, &endpoint, now);
-                return Ok(Chosen { decision, endpoint, reservation });
-            }
-            self.counters.reserve_conflicts.fetch_add(1, Ordering::Relaxed);
+            let Some(reservation) = reservation else {
+                self.counters.reserve_conflicts.fetch_add(1, Ordering::Relaxed);
+                continue;
+            };
+            let Decided { decision, endpoint, mut footing, .. } = decided;
+            self.note_placement(shape, &endpoint, &mut footing, now);
+            return Ok(Chosen { decision, endpoint, reservation, footing });
         }
-        Err(Refusal::NoEndpointConfigured)
     }
 
     /// What would be chosen now, without charging or noting anything.
@@ -60,7 +88,7 @@ impl Router {
     /// # Errors
     /// Why no endpoint can be chosen.
     pub fn explain(&self, shape: &RequestShape, now: Moment, rng: &mut Rng) -> Result<Decision, Refusal> {
-        self.decide(shape, &[], now, rng).map(|(decision, _, _)| decision)
+        self.decide(shape, &[], now, rng).map(|decided| decided.decision)
     }
 
     fn decide(
@@ -69,54 +97,117 @@ impl Router {
         tried: &[EndpointId],
         now: Moment,
         rng: &mut Rng,
-    ) -> Result<(Decision, Arc<Endpoint>, PackedCharge), Refusal> {
+    ) -> Result<Decided, Refusal> {
+        SCRATCH.with_borrow_mut(|scratch| self.decide_with(scratch, shape, tried, now, rng))
+    }
+
+    fn decide_with(
+        &self,
+        scratch: &mut Scratch,
+        shape: &RequestShape,
+        tried: &[EndpointId],
+        now: Moment,
+        rng: &mut Rng,
+    ) -> Result<Decided, Refusal> {
         let view = self.view.load();
         let active = self.active.load();
+        let plan = &active.plan;
         let mut candidates =
             Candidates::gather(&view, shape, active.rules.default_model.as_deref(), tried, now)?;
-        let mut warm = WarmDepths::default();
-        self.index.warm_depths(&shape.blocks, &mut warm);
+        self.index.warm_depths(&shape.blocks, &mut scratch.warm);
         for candidate in candidates.all_mut() {
-            candidate.warm_blocks = warm.at(candidate.endpoint.slot);
+            candidate.warm_blocks = scratch.warm.at(candidate.endpoint.slot);
         }
-        let reverted = active.plan.filter(&mut candidates, &view, shape);
-        let least = candidates.kept().map(|each| each.load.running).min().unwrap_or(0);
-        let tied: SmallVec<[usize; 8]> =
-            candidates.kept_positions().filter(|at| candidates.all()[*at].load.running == least).collect();
-        let picked = tied[rng.random_range(0..tied.len())];
-        let costs = candidates.all().iter().map(|each| cost_of(each, shape)).collect();
-        let chosen = &candidates.all()[picked];
-        let decision = Decision {
-            policy: active.plan.name.as_str(),
-            reason: Reason::LeastLoad,
-            chosen: chosen.endpoint.id,
-            candidates: costs,
-            reverted,
+        let conversation = shape.conversation.map(BlockHash::from_raw);
+        self.index.warm_depths(conversation.as_slice(), &mut scratch.conversation);
+        let reverted = plan.filter(&mut candidates, &view, shape);
+        let kept = candidates.kept().count();
+        let model = model_key(shape);
+        let common = self.shares.common_depth(model, &shape.blocks, kept, |depth| {
+            candidates.kept().filter(|each| each.warm_blocks as usize > depth).count()
+        });
+        let prompt_tokens = self.token_sizes.prompt_tokens(model, shape, &active.rules);
+        let costs = weigh(&candidates, shape, prompt_tokens, common as u32, &plan.cost);
+        let deepest = candidates.kept().map(|each| each.warm_blocks).max().unwrap_or(0);
+        let scene = Scene {
+            request: shape,
+            candidates: &candidates,
+            costs: &costs,
+            session_home: self.session_home(shape),
+            conversation_homes: &scratch.conversation,
+            rendezvous: shape.first_cold_block(deepest),
+            now,
         };
-        Ok((decision, Arc::clone(chosen.endpoint), chosen.load.own))
+        let (at, reason) = plan.pick(&scene, rng);
+        let chosen = &candidates.all()[at];
+        let endpoint = Arc::clone(chosen.endpoint);
+        Ok(Decided {
+            decision: Decision {
+                policy: plan.name.as_str(),
+                reason,
+                chosen: endpoint.id,
+                candidates: candidates.all().iter().zip(&costs).map(told).collect(),
+                reverted,
+            },
+            seen: chosen.load.own,
+            footing: Footing {
+                endpoint: endpoint.id,
+                uncached_tokens: costs[at].uncached_tokens,
+                ahead_tokens: u32::try_from(chosen.load.prefill_tokens).unwrap_or(u32::MAX),
+                running: chosen.load.running,
+                known_blocks: 0,
+                known_conversation: false,
+            },
+            cost: costs[at],
+            endpoint,
+        })
+    }
+
+    /// Where the request's session is pinned: by the response it goes on from, else by its explicit key.
+    fn session_home(&self, shape: &RequestShape) -> Option<EndpointId> {
+        let home = |key| self.sessions.state(key).home().map(|home| home.endpoint);
+        shape.previous_response.and_then(home).or_else(|| shape.session.and_then(home))
     }
 
     /// Notes that the endpoint is about to hold the prompt, and tells the others what is new of that.
-    fn place(&self, shape: &RequestShape, endpoint: &Endpoint, now: Moment) {
+    fn note_placement(&self, shape: &RequestShape, endpoint: &Endpoint, footing: &mut Footing, now: Moment) {
+        endpoint.add_placed(f64::from(shape.prompt_tokens), now);
+        self.shares.count(model_key(shape), &shape.blocks);
         let placed = self.index.place(&shape.blocks, endpoint.slot, now);
-        let mut news: Vec<BlockHash> = shape.blocks.get(placed.new_from..).unwrap_or_default().to_vec();
-        if let Some(conversation) = shape.conversation {
-            let pin = [BlockHash::from_raw(conversation)];
-            if self.index.place(&pin, endpoint.slot, now).new_from == 0 {
-                news.extend(pin);
-            }
+        let mut news: Vec<BlockHash> = Vec::new();
+        if let Some(conversation) = shape.conversation.map(BlockHash::from_raw) {
+            let home = self.index.place(&[conversation], endpoint.slot, now);
+            footing.known_conversation = home.new_from > 0;
+            // Not after the path, which must end where the prompt ends.
+            news.extend((!footing.known_conversation).then_some(conversation));
+        }
+        footing.known_blocks = placed.new_from as u32;
+        if placed.new_from < shape.blocks.len() {
+            // With the last block that was known, so that others see where prompts part company.
+            let from = placed.new_from.saturating_sub(1);
+            news.extend_from_slice(&shape.blocks[from..]);
         }
         if !news.is_empty() {
             self.tell(LedgerRecord::Place { endpoint: endpoint.id, blocks: news });
         }
+        if let Some(key) = shape.session {
+            let began = self.sessions.begin(key, endpoint.id, now);
+            let moved = matches!(began, Began::First | Began::Moved { .. });
+            if moved && self.active.load().plan.placed(shape, endpoint.id) == Pin::Needed {
+                self.tell(LedgerRecord::Pin { key, endpoint: endpoint.id });
+            }
+        }
     }
 
-    /// The request failed at `endpoint` before its first token: what was noted of it there is void.
-    pub fn withdraw(&self, shape: &RequestShape, endpoint: EndpointId) {
+    /// The request failed where `footing` says before its first token: what it added to what is believed of
+    /// the endpoint is void.
+    pub fn withdraw(&self, shape: &RequestShape, footing: &Footing) {
         let view = self.view();
-        let Some(endpoint) = view.get(endpoint) else { return };
-        let mut blocks = shape.blocks.clone();
-        blocks.extend(shape.conversation.map(BlockHash::from_raw));
+        let Some(endpoint) = view.get(footing.endpoint) else { return };
+        let mut blocks = shape.blocks.get(footing.known_blocks as usize..).unwrap_or_default().to_vec();
+        if !footing.known_conversation {
+            blocks.extend(shape.conversation.map(BlockHash::from_raw));
+        }
         if blocks.is_empty() {
             return;
         }
@@ -125,26 +216,30 @@ impl Router {
     }
 }
 
-fn charge_size(decision: &Decision, shape: &RequestShape, now: Moment) -> ChargeSize {
-    let uncached = decision.chosen_cost().map_or(shape.prompt_tokens, |cost| cost.uncached_tokens);
+/// What the blocks of one model's prompts are counted under.
+pub(super) fn model_key(shape: &RequestShape) -> u64 {
+    shape.model.as_deref().map_or(0, |model| xxh3_64(model.as_bytes()))
+}
+
+fn charge_size(decided: &Decided, shape: &RequestShape, now: Moment) -> ChargeSize {
+    let cost = &decided.cost;
+    let until_first_token =
+        Duration::from_secs_f64(((cost.wait_ms + cost.prefill_ms) / 1_000.0).clamp(0.0, 1e6));
     ChargeSize {
-        prefill_tokens: uncached,
+        prefill_tokens: cost.uncached_tokens,
         output_tokens: shape.output_tokens.saturating_mul(shape.samples.max(1)),
-        prefill_ends: (!shape.stream).then_some(now),
+        prefill_ends: (!shape.stream).then(|| now.plus(until_first_token.min(PREFILL_PREDICTED_MAX))),
     }
 }
 
-fn cost_of(candidate: &crate::candidates::Candidate<'_>, shape: &RequestShape) -> CandidateCost {
-    let warm_bytes = u64::from(candidate.warm_blocks) * u64::from(shape.block_bytes);
-    let share = if shape.prompt_bytes == 0 { 0.0 } else { warm_bytes as f64 / shape.prompt_bytes as f64 };
-    let warm_tokens = (f64::from(shape.prompt_tokens) * share.min(1.0)) as u32;
+fn told((candidate, cost): (&Candidate<'_>, &Cost)) -> CandidateCost {
     CandidateCost {
         endpoint: candidate.endpoint.id,
-        cost_ms: 0.0,
-        wait_ms: 0.0,
-        warm_tokens,
-        uncached_tokens: shape.prompt_tokens - warm_tokens,
+        cost_ms: cost.total_ms,
+        wait_ms: cost.wait_ms,
+        warm_tokens: cost.warm_tokens,
+        uncached_tokens: cost.uncached_tokens,
         running: candidate.load.running,
-        dropped_by: candidate.dropped_by.map(crate::endpoint_filter::FilterName::as_str),
+        dropped_by: candidate.dropped_by.map(FilterName::as_str),
     }
 }

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use super::Router;
 use crate::endpoint::{
-    Drained, Endpoint, EndpointSpec, ProbeStart, Served, Signal, Speed, Standing, StandingChange, Usable,
+    Drained, Endpoint, EndpointSpec, ProbeStart, Served, Signal, Standing, StandingChange, Usable,
 };
 use crate::facts::{AdminFact, AdminOperation, LedgerRecord};
 use crate::prefix::Slot;
+use crate::rates::Speed;
 use crate::view::View;
 use crate::{EndpointId, Moment};
 
@@ -175,8 +176,7 @@ impl Router {
 
     fn rebuild(&self, membership: &mut Membership, now: Moment) -> EndpointChanges {
         let active = self.active.load();
-        let prior = active.settings.speed;
-        let speed = Speed { prefill_us_per_token: prior.prefill_us_per_token, itl_us: prior.itl_us };
+        let speed = Speed::from(active.settings.speed);
         let old = self.view();
         let wanted = membership.effective();
         let mut changes = EndpointChanges::default();
@@ -200,7 +200,9 @@ impl Router {
                 changes.removed.push(endpoint.id);
             }
         }
-        self.view.store(Arc::new(View::new(endpoints)));
+        let view = Arc::new(View::new(endpoints));
+        active.plan.endpoints_changed(&view);
+        self.view.store(view);
         self.reapply_rows(&changes.added, now);
         changes
     }

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use super::{EndpointChanges, Router};
-use crate::endpoint::{PLACED_HALF_LIFE, PLACED_QUANTUM, Signal, Standing, decayed};
-use crate::facts::{LoadPush, LoadRow, ObservedRow, Pulse};
+use crate::endpoint::{OBSERVED_STALE, PLACED_HALF_LIFE, PLACED_QUANTUM, Signal, Standing, decayed};
+use crate::facts::{LoadPush, LoadRow, ObservedRow, Pulse, SpeedRow};
+use crate::view::View;
 use crate::{EndpointId, Moment, ReplicaId};
 
 /// What taking in others' facts did here.
@@ -26,10 +27,39 @@ pub(super) struct Origins(BTreeMap<ReplicaId, Origin>);
 #[derive(Debug, Default)]
 struct Origin {
     epoch: u64,
+    /// The version of the newest pulse.
     version: u64,
-    rows: BTreeMap<EndpointId, LoadRow>,
-    heard: Moment,
+    /// Each row with the version that told it. A row that is all zero is kept while a pulse that began
+    /// before it may still come.
+    rows: BTreeMap<EndpointId, (LoadRow, u64)>,
     ejected: Vec<EndpointId>,
+    speed: Vec<SpeedRow>,
+}
+
+impl Origin {
+    /// A later incarnation of the replica speaks: nothing that an earlier one carried is left.
+    fn begin_epoch(&mut self, epoch: u64, from: &ReplicaId, view: &View) {
+        if epoch == self.epoch {
+            return;
+        }
+        for id in std::mem::take(&mut self.rows).into_keys() {
+            if let Some(endpoint) = view.get(id) {
+                endpoint.remove_row(from);
+            }
+        }
+        (self.epoch, self.version) = (epoch, 0);
+    }
+
+    /// Takes a row unless a newer one is known; whether it did, at an endpoint that exists here.
+    fn take_row(&mut self, from: &ReplicaId, row: LoadRow, version: u64, view: &View, now: Moment) -> bool {
+        if self.rows.get(&row.endpoint).is_some_and(|(_, known)| *known > version) {
+            return false;
+        }
+        self.rows.insert(row.endpoint, (row, version));
+        let Some(endpoint) = view.get(row.endpoint) else { return false };
+        endpoint.set_row(from, row, now);
+        true
+    }
 }
 
 /// What the others were last told of this replica's load.
@@ -64,9 +94,10 @@ impl Router {
     /// Everything that this replica has to say of its load, absolute.
     pub fn pulse(&self, now: Moment) -> Pulse {
         let view = self.view();
-        let mut told = self.told.lock();
         // The version is drawn under the same lock as the rows are read, so that of two pulses (or pushes)
-        // the one with the higher version was read later.
+        // the one with the higher version was read later. What a pulse tells is not noted as told: it may
+        // be overtaken by a push that does not have it.
+        let told = self.told.lock();
         let version = self.next_version();
         let mut pulse = Pulse {
             epoch: self.epoch,
@@ -77,7 +108,6 @@ impl Router {
         };
         for endpoint in &view.endpoints {
             let row = endpoint.own_row(now);
-            told.note(row, now);
             if !is_nothing(&row) {
                 pulse.load.push(row);
             }
@@ -85,7 +115,45 @@ impl Router {
                 pulse.ejected.push(endpoint.id);
             }
         }
+        drop(told);
+        pulse.observed = self.observed_rows(&view, now);
+        pulse.speed = self.speed_rows(now);
+        let mut rows = pulse.speed.clone();
+        rows.extend(self.origins.lock().0.values().flat_map(|origin| origin.speed.iter().copied()));
+        self.apply_speeds(&rows);
         pulse
+    }
+
+    /// What this replica itself saw at the engines that it looks after.
+    fn observed_rows(&self, view: &View, now: Moment) -> Vec<ObservedRow> {
+        view.endpoints
+            .iter()
+            .filter(|endpoint| self.scrape_owner(endpoint.id).as_ref() == Some(&self.own))
+            .filter_map(|endpoint| {
+                let seen = endpoint.observed()?;
+                let age = now.since(seen.at);
+                (age < OBSERVED_STALE).then(|| ObservedRow {
+                    endpoint: endpoint.id,
+                    age_ms: age.as_millis() as u32,
+                    running: seen.running,
+                    waiting: seen.waiting,
+                    kv_ratio: seen.kv_ratio,
+                    engine_epoch: seen.engine_epoch,
+                })
+            })
+            .collect()
+    }
+
+    /// Which live replica looks after an endpoint's own figures; all agree who.
+    pub fn scrape_owner(&self, endpoint: EndpointId) -> Option<ReplicaId> {
+        self.replicas.load().owner(endpoint.raw()).cloned()
+    }
+
+    /// The replicas that are alive; this one counts in any case.
+    pub fn set_replicas(&self, live: &[ReplicaId]) {
+        let mut members = live.to_vec();
+        members.push(self.own.clone());
+        self.replicas.set_members(&members);
     }
 
     /// The load rows that changed since they were last told, to be told at once; `None` if none did.
@@ -107,39 +175,46 @@ impl Router {
         Some(LoadPush { epoch: self.epoch, version: self.next_version(), rows })
     }
 
-    /// Takes in another replica's pulse, unless it is older than what is known.
+    /// Takes in another replica's pulse. Pulses and pushes go different ways and overtake each other, so it
+    /// is decided row by row which is the newer.
     pub fn merge_pulse(&self, from: &ReplicaId, pulse: &Pulse, now: Moment) -> Merged {
         let mut merged = Merged::default();
         if *from == self.own {
             return merged;
         }
+        let view = self.view();
         let mut origins = self.origins.lock();
         let origin = origins.0.entry(from.clone()).or_default();
-        if (pulse.epoch, pulse.version) <= (origin.epoch, origin.version) {
+        if (pulse.epoch, pulse.version) < (origin.epoch, origin.version) {
             merged.ignored = 1;
             return merged;
         }
-        (origin.epoch, origin.version, origin.heard) = (pulse.epoch, pulse.version, now);
-        let view = self.view();
-        let rows: BTreeMap<EndpointId, LoadRow> = pulse.load.iter().map(|row| (row.endpoint, *row)).collect();
-        for id in origin.rows.keys().filter(|id| !rows.contains_key(id)) {
-            if let Some(endpoint) = view.get(*id) {
-                endpoint.remove_row(from);
-            }
+        origin.begin_epoch(pulse.epoch, from, &view);
+        origin.version = pulse.version;
+        let told: BTreeMap<EndpointId, LoadRow> = pulse.load.iter().map(|row| (row.endpoint, *row)).collect();
+        let gone: Vec<LoadRow> = origin
+            .rows
+            .keys()
+            .filter(|id| !told.contains_key(id))
+            .map(|id| LoadRow {
+                endpoint: *id,
+                running: 0,
+                prefill_tokens: 0,
+                decode_tokens: 0,
+                placed_tokens: 0,
+            })
+            .collect();
+        for row in gone.iter().chain(told.values()) {
+            merged.ignored += usize::from(!origin.take_row(from, *row, pulse.version, &view, now));
         }
-        for (id, row) in &rows {
-            match view.get(*id) {
-                Some(endpoint) => endpoint.set_row(from, *row, now),
-                None => merged.ignored += 1,
-            }
-        }
-        origin.rows = rows;
+        origin.rows.retain(|_, (row, version)| !is_nothing(row) || *version > pulse.version);
         for id in pulse.ejected.iter().filter(|id| !origin.ejected.contains(id)) {
             if let Some(endpoint) = view.get(*id) {
                 endpoint.with_breaker(|breaker| breaker.report(Signal::EjectedElsewhere, true, now));
             }
         }
         origin.ejected.clone_from(&pulse.ejected);
+        origin.speed.clone_from(&pulse.speed);
         drop(origins);
         for row in &pulse.observed {
             self.take_observation(row, now, &mut merged);
@@ -147,37 +222,22 @@ impl Router {
         merged
     }
 
-    /// Takes in some of another replica's load rows, unless they are older than what is known.
+    /// Takes in some of another replica's load rows, those that are newer than what is known.
     pub fn merge_load(&self, from: &ReplicaId, push: &LoadPush, now: Moment) -> Merged {
         let mut merged = Merged::default();
         if *from == self.own {
             return merged;
         }
+        let view = self.view();
         let mut origins = self.origins.lock();
         let origin = origins.0.entry(from.clone()).or_default();
-        if (push.epoch, push.version) <= (origin.epoch, origin.version) {
+        if push.epoch < origin.epoch {
             merged.ignored = push.rows.len();
             return merged;
         }
-        let view = self.view();
-        if push.epoch != origin.epoch {
-            for id in std::mem::take(&mut origin.rows).into_keys() {
-                if let Some(endpoint) = view.get(id) {
-                    endpoint.remove_row(from);
-                }
-            }
-        }
-        (origin.epoch, origin.version, origin.heard) = (push.epoch, push.version, now);
+        origin.begin_epoch(push.epoch, from, &view);
         for row in &push.rows {
-            if is_nothing(row) {
-                origin.rows.remove(&row.endpoint);
-            } else {
-                origin.rows.insert(row.endpoint, *row);
-            }
-            match view.get(row.endpoint) {
-                Some(endpoint) => endpoint.set_row(from, *row, now),
-                None => merged.ignored += 1,
-            }
+            merged.ignored += usize::from(!origin.take_row(from, *row, push.version, &view, now));
         }
         merged
     }
@@ -190,6 +250,7 @@ impl Router {
         if let Some(origin) = origins.0.get_mut(replica) {
             origin.rows.clear();
             origin.ejected.clear();
+            origin.speed.clear();
         }
         for endpoint in &self.view().endpoints {
             endpoint.remove_row(replica);
@@ -223,7 +284,7 @@ impl Router {
         let view = self.view();
         for (replica, origin) in &self.origins.lock().0 {
             for id in added {
-                if let (Some(row), Some(endpoint)) = (origin.rows.get(id), view.get(*id)) {
+                if let (Some((row, _)), Some(endpoint)) = (origin.rows.get(id), view.get(*id)) {
                     endpoint.set_row(replica, *row, now);
                 }
             }

@@ -15,8 +15,19 @@ impl Router {
         outgoing.records.drain(..count).collect()
     }
 
-    /// Takes in records of other replicas.
+    /// Takes in records that another replica told as they came up.
     pub fn merge_ledger(&self, records: &[LedgerRecord], now: Moment) -> Merged {
+        for record in records {
+            if let LedgerRecord::Place { blocks, .. } = record {
+                self.shares.note_branches(blocks);
+            }
+        }
+        self.merge_snapshot(records, now)
+    }
+
+    /// Takes in a page of another replica's snapshot. Unlike news, its placements are sets of blocks, not
+    /// paths of prompts.
+    pub fn merge_snapshot(&self, records: &[LedgerRecord], now: Moment) -> Merged {
         let mut merged = Merged::default();
         let mut view = self.view();
         for record in records {
@@ -45,7 +56,8 @@ impl Router {
                     self.index.clear(endpoint.slot);
                     merged.restarted.push(endpoint.id);
                 }
-                LedgerRecord::Pin { .. } | LedgerRecord::Admin(_) => {}
+                LedgerRecord::Pin { key, .. } => self.sessions.pin(*key, endpoint.id, now),
+                LedgerRecord::Admin(_) => {}
             }
         }
         merged
@@ -57,6 +69,8 @@ impl Router {
         let mut records = Vec::new();
         if cursor.is_none() {
             records.extend(self.admin_facts().into_iter().map(LedgerRecord::Admin));
+            let homes = self.sessions.homes(usize::MAX).into_iter();
+            records.extend(homes.map(|(key, endpoint)| LedgerRecord::Pin { key, endpoint }));
         }
         let view = self.view();
         let (pairs, next) = self.index.walk(cursor.map(Cursor::from_raw), limit);

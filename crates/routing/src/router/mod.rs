@@ -8,6 +8,7 @@ mod endpoints;
 mod facts;
 mod learning;
 mod ledger;
+mod sessions;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,7 +26,10 @@ use crate::facts::LedgerRecord;
 use crate::policy::Plan;
 use crate::prefix::PrefixIndex;
 use crate::request::ShapeRules;
+use crate::ring::SharedRing;
+use crate::session::SessionTable;
 use crate::settings::{Fault, Settings};
+use crate::share::PrefixShares;
 use crate::view::View;
 
 /// The source of randomness that decisions draw from.
@@ -39,6 +43,10 @@ pub struct Router {
     view: ArcSwap<View>,
     membership: Mutex<endpoints::Membership>,
     index: PrefixIndex,
+    shares: PrefixShares,
+    sessions: SessionTable,
+    token_sizes: learning::TokenSizes,
+    replicas: SharedRing<ReplicaId>,
     origins: Mutex<facts::Origins>,
     told: Mutex<facts::Told>,
     outgoing: Mutex<Outgoing>,
@@ -93,13 +101,20 @@ impl Router {
     /// All faults in `settings`.
     pub fn new(own: ReplicaId, epoch: u64, settings: Settings) -> Result<Self, Vec<Fault>> {
         let index = PrefixIndex::new(settings.index_bytes_max);
+        let sessions = SessionTable::new(settings.session_table_max);
+        let replicas = SharedRing::default();
+        replicas.set_members(std::slice::from_ref(&own));
         Ok(Self {
+            active: ArcSwap::from_pointee(Active::new(settings, &own)?),
             own,
             epoch,
-            active: ArcSwap::from_pointee(Active::new(settings)?),
             view: ArcSwap::default(),
             membership: Mutex::default(),
             index,
+            shares: PrefixShares::default(),
+            sessions,
+            token_sizes: learning::TokenSizes::default(),
+            replicas,
             origins: Mutex::default(),
             told: Mutex::default(),
             outgoing: Mutex::default(),
@@ -115,10 +130,17 @@ impl Router {
     /// # Errors
     /// All faults in `settings`; nothing has changed then.
     pub fn reconfigure(&self, settings: Settings) -> Result<(), Vec<Fault>> {
-        let active = Active::new(settings)?;
-        for endpoint in &self.view().endpoints {
+        let active = Active::new(settings, &self.own)?;
+        // One change of endpoints or settings at a time, so that no plan misses an endpoint.
+        let _membership = self.membership.lock();
+        let view = self.view();
+        active.plan.endpoints_changed(&view);
+        let prior = active.settings.speed.into();
+        for endpoint in &view.endpoints {
             endpoint.with_breaker(|breaker| breaker.reconfigure(active.settings.breaker.clone()));
+            endpoint.with_learned(|learned| learned.set_prior(prior));
         }
+        self.sessions.set_max(active.settings.session_table_max);
         self.active.store(Arc::new(active));
         Ok(())
     }
@@ -183,12 +205,12 @@ impl Router {
 }
 
 impl Active {
-    fn new(settings: Settings) -> Result<Self, Vec<Fault>> {
+    fn new(settings: Settings, own: &ReplicaId) -> Result<Self, Vec<Fault>> {
         let faults = settings.faults();
         if !faults.is_empty() {
             return Err(faults);
         }
-        Ok(Self { rules: Arc::new(settings.rules()), plan: Plan::new(&settings), settings })
+        Ok(Self { rules: Arc::new(settings.rules()), plan: Plan::new(&settings, own), settings })
     }
 }
 
