@@ -18,7 +18,9 @@ pub const BLOCKS_MAX: usize = 4_096;
 pub struct BlockHasher {
     block_bytes: usize,
     chain: u64,
+    /// One block long; its first `filled` bytes are text.
     partial: SmallVec<[u8; BLOCK_BYTES_DEFAULT]>,
+    filled: usize,
     blocks: Vec<BlockHash>,
     bytes: u64,
 }
@@ -27,10 +29,12 @@ impl BlockHasher {
     /// A hasher for blocks of `block_bytes` (at least 1) bytes whose first block is chained to `seed`.
     /// Room for `blocks_hint` blocks is taken at once.
     pub fn new(seed: u64, block_bytes: usize, blocks_hint: usize) -> Self {
+        let block_bytes = block_bytes.max(1);
         Self {
-            block_bytes: block_bytes.max(1),
+            block_bytes,
             chain: seed,
-            partial: SmallVec::new(),
+            partial: SmallVec::from_elem(0, block_bytes),
+            filled: 0,
             blocks: Vec::with_capacity(blocks_hint.min(BLOCKS_MAX)),
             bytes: 0,
         }
@@ -40,26 +44,28 @@ impl BlockHasher {
     pub fn push(&mut self, text: &[u8]) {
         self.bytes += text.len() as u64;
         let mut rest = text;
-        if !self.partial.is_empty() {
-            let wanted = self.block_bytes - self.partial.len();
-            if rest.len() < wanted {
-                self.partial.extend_from_slice(rest);
+        if self.filled > 0 {
+            let (now, after) = rest.split_at(rest.len().min(self.block_bytes - self.filled));
+            self.fill(now);
+            if self.filled < self.block_bytes {
                 return;
             }
-            let (end, after) = rest.split_at(wanted);
-            self.partial.extend_from_slice(end);
             self.chain = xxh3_64_with_seed(&self.partial, self.chain);
-            self.partial.clear();
+            self.filled = 0;
             self.keep();
             rest = after;
         }
-        while rest.len() >= self.block_bytes {
-            let (block, after) = rest.split_at(self.block_bytes);
+        while let Some((block, after)) = rest.split_at_checked(self.block_bytes) {
             self.chain = xxh3_64_with_seed(block, self.chain);
             self.keep();
             rest = after;
         }
-        self.partial.extend_from_slice(rest);
+        self.fill(rest);
+    }
+
+    fn fill(&mut self, text: &[u8]) {
+        self.partial[self.filled..self.filled + text.len()].copy_from_slice(text);
+        self.filled += text.len();
     }
 
     fn keep(&mut self) {
@@ -71,12 +77,7 @@ impl BlockHasher {
     /// The hash of all text so far, with what does not fill a block.
     pub fn tail(&self) -> u64 {
         // the length keeps an unfilled block apart from a full one
-        xxh3_64_with_seed(&self.partial, self.chain ^ self.bytes)
-    }
-
-    /// The hash of the first block, or of all text if that is shorter.
-    pub fn first(&self) -> u64 {
-        self.blocks.first().map_or_else(|| self.tail(), |block| block.raw())
+        xxh3_64_with_seed(&self.partial[..self.filled], self.chain ^ self.bytes)
     }
 
     /// Bytes so far.
@@ -92,5 +93,45 @@ impl BlockHasher {
     /// The hashes of the full blocks, at most [`BLOCKS_MAX`].
     pub fn into_blocks(self) -> Vec<BlockHash> {
         self.blocks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn hashed(block_bytes: usize, pieces: &[&[u8]]) -> BlockHasher {
+        let mut hasher = BlockHasher::new(7, block_bytes, 0);
+        pieces.iter().for_each(|piece| hasher.push(piece));
+        hasher
+    }
+
+    #[test]
+    fn a_full_block_and_the_same_text_unfilled_differ() {
+        let (short, full) = (hashed(8, &[b"1234567"]), hashed(8, &[b"12345678"]));
+        assert_eq!((short.blocks().len(), full.blocks().len()), (0, 1));
+        assert_ne!(full.tail(), full.blocks()[0].raw());
+        assert_ne!(hashed(8, &[]).tail(), hashed(8, &[b"\0"]).tail());
+    }
+
+    proptest! {
+        #[test]
+        fn how_text_is_cut_makes_no_difference(
+            text in prop::collection::vec(any::<u8>(), 0..200),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
+            block_bytes in 1_usize..40,
+        ) {
+            let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
+            cuts.extend([0, text.len()]);
+            cuts.sort_unstable();
+            let pieces: Vec<&[u8]> = cuts.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
+            let (whole, cut) = (hashed(block_bytes, &[&text]), hashed(block_bytes, &pieces));
+            prop_assert_eq!(whole.tail(), cut.tail());
+            prop_assert_eq!(whole.blocks().len(), text.len() / block_bytes);
+            prop_assert_eq!(whole.bytes(), text.len() as u64);
+            prop_assert_eq!(whole.into_blocks(), cut.into_blocks());
+        }
     }
 }

@@ -3,9 +3,10 @@
 //! Of a key that comes twice the last one counts, as in the engines; each one's type is checked. `null`
 //! counts as not sent.
 
-use super::json::{Count, Cursor, KeyBuffer, Kind, Text};
+use super::json::{Count, Cursor, Kind};
 use super::refusal::BadRequest;
 use super::shape::Route;
+use super::text::{KeyBuffer, Text};
 
 /// The most samples that one request may ask for; engines reserve KV for each.
 const SAMPLES_MAX: u32 = 128;

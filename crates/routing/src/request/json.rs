@@ -4,14 +4,11 @@
 //! It never recurses, so that no input can exhaust the stack, and every byte is looked at a bounded
 //! number of times. Strings are handed out as written; [`Text::pieces`] undoes the escapes on the fly.
 
-use memchr::memchr2;
+use super::text::{Text, find_special};
 
 /// How deeply arrays and objects may nest. Real bodies (tool schemas) stay below 20; engines' own parsers
 /// give up between 128 and 1,000.
 pub(crate) const DEPTH_MAX: u32 = 128;
-
-/// The longest key that is compared after its escapes are undone; no key that is read is longer.
-const KEY_BYTES_MAX: usize = 64;
 
 /// Why text is not JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,118 +51,6 @@ impl Kind {
             Self::Object => "an object",
         }
     }
-}
-
-/// A string's inside as it is written, without its quotes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Text<'a> {
-    raw: &'a [u8],
-    escaped: bool,
-}
-
-impl<'a> Text<'a> {
-    /// A text without escapes.
-    pub(crate) const fn plain(raw: &'a [u8]) -> Self {
-        Self { raw, escaped: false }
-    }
-
-    /// The text as written, if it has no escapes.
-    pub(crate) fn as_plain(&self) -> Option<&'a [u8]> {
-        (!self.escaped).then_some(self.raw)
-    }
-
-    /// The text in order, escapes undone, in as few pieces as that takes. A lone surrogate reads as
-    /// U+FFFD.
-    pub(crate) fn pieces(&self, mut take: impl FnMut(&[u8])) {
-        if !self.escaped {
-            take(self.raw);
-            return;
-        }
-        let mut rest = self.raw;
-        while let Some(at) = memchr::memchr(b'\\', rest) {
-            if at > 0 {
-                take(&rest[..at]);
-            }
-            let mut utf8 = [0; 4];
-            let (decoded, length) = unescape(&rest[at..]);
-            take(decoded.encode_utf8(&mut utf8).as_bytes());
-            rest = &rest[at + length..];
-        }
-        if !rest.is_empty() {
-            take(rest);
-        }
-    }
-
-    /// The text as an owned string, escapes undone.
-    pub(crate) fn to_owned(self) -> String {
-        let mut bytes = Vec::with_capacity(self.raw.len());
-        self.pieces(|piece| bytes.extend_from_slice(piece));
-        String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())
-    }
-
-    /// The text without escapes, in `buffer` if it has any. A text with escapes that does not fit is
-    /// given as written, which equals no key.
-    pub(crate) fn key<'b>(&'b self, buffer: &'b mut KeyBuffer) -> &'b [u8] {
-        if !self.escaped {
-            return self.raw;
-        }
-        let mut used = Some(0);
-        self.pieces(|piece| {
-            used = used.and_then(|from| {
-                buffer.0.get_mut(from..from + piece.len())?.copy_from_slice(piece);
-                Some(from + piece.len())
-            });
-        });
-        used.map_or(self.raw, |used| &buffer.0[..used])
-    }
-
-    /// Whether the text, escapes undone, is `expected`.
-    pub(crate) fn is(&self, expected: &str) -> bool {
-        self.key(&mut KeyBuffer::default()) == expected.as_bytes()
-    }
-
-    pub(crate) const fn is_empty(&self) -> bool {
-        self.raw.is_empty()
-    }
-}
-
-/// Room for a key whose escapes are undone.
-pub(crate) struct KeyBuffer([u8; KEY_BYTES_MAX]);
-
-impl Default for KeyBuffer {
-    fn default() -> Self {
-        Self([0; KEY_BYTES_MAX])
-    }
-}
-
-/// The character that the escape at the start of `text` stands for, and the escape's length in bytes.
-fn unescape(text: &[u8]) -> (char, usize) {
-    let short = match text.get(1) {
-        Some(b'n') => '\n',
-        Some(b't') => '\t',
-        Some(b'r') => '\r',
-        Some(b'b') => '\u{8}',
-        Some(b'f') => '\u{c}',
-        Some(b'u') => {
-            let high = hex4(text, 2);
-            if (0xd800..0xdc00).contains(&high) && text.get(6) == Some(&b'\\') && text.get(7) == Some(&b'u') {
-                let low = hex4(text, 8);
-                if (0xdc00..0xe000).contains(&low) {
-                    let code = 0x1_0000 + ((high - 0xd800) << 10) + (low - 0xdc00);
-                    return (char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER), 12);
-                }
-            }
-            return (char::from_u32(high).unwrap_or(char::REPLACEMENT_CHARACTER), 6);
-        }
-        Some(&other) => char::from(other),
-        None => return (char::REPLACEMENT_CHARACTER, text.len()),
-    };
-    (short, 2)
-}
-
-/// The number that four hex digits from `at` write.
-fn hex4(text: &[u8], at: usize) -> u32 {
-    text.iter().skip(at).take(4).fold(0, |sum, &digit| sum << 4 | char::from(digit).to_digit(16).unwrap_or(0))
 }
 
 /// A number as a count.
@@ -305,6 +190,19 @@ impl<'a> Cursor<'a> {
         self.fault("a value")
     }
 
+    /// Takes a whole number of up to nine digits, if that is what comes.
+    pub(crate) fn small_number(&mut self) -> Option<u32> {
+        self.next_byte();
+        let rest = &self.text[self.at..];
+        let digits = rest.iter().take(10).take_while(|byte| byte.is_ascii_digit()).count();
+        let plain = digits == 1 || (2..=9).contains(&digits) && rest[0] != b'0';
+        if !plain || !matches!(rest.get(digits), Some(b',' | b']' | b' ' | b'\n')) {
+            return None;
+        }
+        self.at += digits;
+        Some(rest[..digits].iter().fold(0, |sum, digit| sum * 10 + u32::from(digit - b'0')))
+    }
+
     /// Takes a number.
     pub(crate) fn number(&mut self) -> Read<Number<'a>> {
         self.next_byte();
@@ -352,20 +250,18 @@ impl<'a> Cursor<'a> {
         let mut at = start;
         let mut escaped = false;
         loop {
-            let Some(found) = memchr2(b'"', b'\\', &self.text[at..]) else {
+            let Some(found) = find_special(&self.text[at..]) else {
                 self.at = self.text.len();
                 return self.fault("the end of the string");
             };
-            let plain = &self.text[at..at + found];
-            // without an early exit, so that it becomes vector code
-            if plain.iter().fold(false, |found, &byte| found | (byte < 0x20)) {
-                self.at = at + plain.iter().position(|&byte| byte < 0x20).unwrap_or(0);
+            at += found;
+            if self.text[at] < 0x20 {
+                self.at = at;
                 return self.fault("an escape instead of a control character in a string");
             }
-            at += found;
             if self.text[at] == b'"' {
                 self.at = at + 1;
-                return Ok(Text { raw: &self.text[start..at], escaped });
+                return Ok(Text::new(&self.text[start..at], escaped));
             }
             escaped = true;
             self.at = at + 1;

@@ -5,12 +5,14 @@
 //! bytes that reach the engine are the client's.
 
 mod body;
+mod canonical;
 mod class;
 mod json;
 mod prompt;
 mod refusal;
 mod rules;
 mod shape;
+mod text;
 
 pub use body::ResumeObstacles;
 pub use class::{HeaderView, Priority, Slo};

@@ -1,79 +1,12 @@
-//! A request's prompt as canonical text, and that text as prefix blocks.
-//!
-//! Canonical text puts what an engine renders into the order in which it renders it, whatever the order
-//! of the keys in the body: tools, template arguments, then message by message. Between the pieces stand
-//! single bytes that UTF-8 never contains, always before a piece and never after it. So no two different
-//! requests have the same text, and a chat's text is a byte prefix of the next turn's.
-
-use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
+//! Reads the prompt of a body: messages, text or token ids.
 
 use super::body::{Body, ResumeObstacles};
-use super::json::{Count, Cursor, Kind, Sink, Text};
+use super::canonical::{Digest, Domain, Mark, Prompt, Writer};
+use super::json::{Count, Cursor, Kind, Sink};
 use super::refusal::BadRequest;
 use super::rules::ShapeRules;
 use super::shape::Route;
-use crate::BlockHash;
-use crate::prefix::BlockHasher;
-
-/// What the next piece of canonical text is. None of these bytes occurs in UTF-8.
-#[derive(Clone, Copy)]
-#[repr(u8)]
-enum Mark {
-    Text = 0xf5,
-    TextEnd = 0xf6,
-    Word = 0xf7,
-    Tools = 0xf8,
-    TemplateArguments = 0xf9,
-    Message = 0xfa,
-    Name = 0xfb,
-    Part = 0xfc,
-    Media = 0xfd,
-    ToolCalls = 0xfe,
-    ToolCallId = 0xff,
-}
-
-/// What kind of prompt the hashes are for; keeps equal bytes of different kinds apart.
-#[derive(Clone, Copy)]
-#[repr(u8)]
-enum Domain {
-    Chat = 1,
-    Text = 2,
-    Tokens = 3,
-}
-
-/// A prompt as routing sees it.
-pub(super) struct Prompt {
-    pub(super) blocks: Vec<BlockHash>,
-    pub(super) bytes: u64,
-    /// Exact number of tokens, if the prompt is made of token ids.
-    pub(super) tokens: Option<u64>,
-    pub(super) media: u32,
-    /// Prompts in the body's list; 1 if it is not a list.
-    pub(super) prompts: u32,
-    pub(super) tail: u64,
-    pub(super) lead: u64,
-    pub(super) conversation: Option<u64>,
-    pub(super) obstacles: ResumeObstacles,
-}
-
-impl Prompt {
-    /// Of a request whose prompt can't be read: nothing but load counts. Its body settles ties, so that
-    /// they don't all fall alike.
-    pub(super) fn absent(body: &[u8]) -> Self {
-        let whole = xxh3_64(body);
-        Self {
-            blocks: Vec::new(),
-            bytes: 0,
-            tokens: None,
-            media: 0,
-            prompts: 1,
-            tail: whole,
-            lead: whole,
-            conversation: None,
-            obstacles: ResumeObstacles::default(),
-        }
-    }
-}
+use super::text::{KeyBuffer, Text};
 
 /// Reads the prompt of a body on a route that has one.
 pub(super) fn read(route: Route, body: &Body<'_>, rules: &ShapeRules) -> Result<Option<Prompt>, BadRequest> {
@@ -101,130 +34,6 @@ pub(super) fn read(route: Route, body: &Body<'_>, rules: &ShapeRules) -> Result<
     }
 }
 
-fn writer(domain: Domain, body: &Body<'_>, rules: &ShapeRules, text_bytes: usize) -> Writer {
-    let mut seed = xxh3_64(&[domain as u8]);
-    match body.model {
-        Some(model) => seed = chained(seed, model),
-        None => seed = chained(seed, Text::plain(rules.default_model.as_deref().unwrap_or("").as_bytes())),
-    }
-    if let Some(salt) = body.cache_salt {
-        seed = chained(seed, salt);
-    }
-    let blocks = text_bytes / rules.block_bytes.max(1);
-    Writer { main: BlockHasher::new(seed, rules.block_bytes, blocks), lead: Lead::Before, media: 0 }
-}
-
-fn chained(seed: u64, text: Text<'_>) -> u64 {
-    if let Some(plain) = text.as_plain() {
-        return xxh3_64_with_seed(plain, seed);
-    }
-    xxh3_64_with_seed(text.to_owned().as_bytes(), seed)
-}
-
-/// Takes canonical text and hashes it, twice where the first message of the user is.
-struct Writer {
-    main: BlockHasher,
-    lead: Lead,
-    media: u32,
-}
-
-/// The first message that is not the system's: what tells one conversation from another.
-#[expect(clippy::large_enum_variant, reason = "one for each request, on the stack")]
-enum Lead {
-    Before,
-    During(BlockHasher),
-    After { first: u64, whole: u64 },
-}
-
-impl Writer {
-    fn mark(&mut self, mark: Mark) {
-        self.put(&[mark as u8]);
-    }
-
-    fn put(&mut self, bytes: &[u8]) {
-        self.main.push(bytes);
-        if let Lead::During(hasher) = &mut self.lead {
-            hasher.push(bytes);
-        }
-    }
-
-    fn put_text(&mut self, text: Text<'_>) {
-        text.pieces(|piece| self.put(piece));
-    }
-
-    fn begin_message(&mut self, from_system: bool, block_bytes: usize) {
-        match &self.lead {
-            Lead::Before if !from_system => {
-                // seeded by all before it: the same greeting behind other instructions is another chat
-                self.lead = Lead::During(BlockHasher::new(self.main.tail(), block_bytes, 0));
-            }
-            Lead::During(hasher) => {
-                self.lead = Lead::After { first: hasher.first(), whole: hasher.tail() };
-            }
-            Lead::Before | Lead::After { .. } => {}
-        }
-    }
-
-    fn finish(self, tokens: Option<u64>, prompts: u32, obstacles: ResumeObstacles) -> Prompt {
-        let tail = self.main.tail();
-        let (lead, conversation) = match self.lead {
-            Lead::Before => (self.main.blocks().last().map_or(tail, |block| block.raw()), None),
-            Lead::During(hasher) => (hasher.first(), Some(hasher.tail())),
-            Lead::After { first, whole } => (first, Some(whole)),
-        };
-        Prompt {
-            bytes: self.main.bytes(),
-            blocks: self.main.into_blocks(),
-            tokens,
-            media: self.media,
-            prompts,
-            tail,
-            lead,
-            conversation,
-            obstacles,
-        }
-    }
-}
-
-/// Any JSON value as canonical text: white space and escapes don't matter, order does, since engines
-/// render tools and calls in the order given.
-impl Sink for Writer {
-    fn bracket(&mut self, byte: u8) {
-        self.put(&[byte]);
-    }
-
-    fn text(&mut self, text: Text<'_>) {
-        self.mark(Mark::Text);
-        self.put_text(text);
-        self.mark(Mark::TextEnd);
-    }
-
-    fn word(&mut self, word: &[u8]) {
-        self.mark(Mark::Word);
-        self.put(word);
-    }
-}
-
-/// The digest of a value that may be megabytes long, without a copy of it.
-struct Digest(Xxh3);
-
-impl Sink for Digest {
-    fn bracket(&mut self, byte: u8) {
-        self.0.update(&[byte]);
-    }
-
-    fn text(&mut self, text: Text<'_>) {
-        self.0.update(&[Mark::Text as u8]);
-        text.pieces(|piece| self.0.update(piece));
-        self.0.update(&[Mark::TextEnd as u8]);
-    }
-
-    fn word(&mut self, word: &[u8]) {
-        self.0.update(&[Mark::Word as u8]);
-        self.0.update(word);
-    }
-}
-
 /// A list of messages, or a single string that stands for one message of the user.
 fn read_chat(
     text: &[u8],
@@ -232,7 +41,7 @@ fn read_chat(
     body: &Body<'_>,
     rules: &ShapeRules,
 ) -> Result<Prompt, BadRequest> {
-    let mut writer = writer(Domain::Chat, body, rules, text.len());
+    let mut writer = Writer::new(Domain::Chat, body, rules, text.len());
     for (mark, value) in [(Mark::Tools, body.tools), (Mark::TemplateArguments, body.chat_template_kwargs)] {
         if let Some(value) = value {
             writer.mark(mark);
@@ -245,14 +54,14 @@ fn read_chat(
             content: Content::Text(instructions),
             ..Message::default()
         };
-        message.write(&mut writer, param, rules)?;
+        message.write(&mut writer, param)?;
     }
     let mut cursor = Cursor::new(text);
     match cursor.kind()? {
         Kind::String if param == "input" => {
             let content = Content::Text(cursor.string()?);
             let message = Message { role: Some(Text::plain(b"user")), content, ..Message::default() };
-            message.write(&mut writer, param, rules)?;
+            message.write(&mut writer, param)?;
         }
         Kind::Array => {
             let messages = cursor.array(|index, cursor| {
@@ -261,7 +70,7 @@ fn read_chat(
                     writer.text(cursor.string()?);
                     return Ok(());
                 }
-                Message::read(cursor, index, param)?.write(&mut writer, param, rules)
+                Message::read(cursor, index, param)?.write(&mut writer, param)
             })?;
             if messages == 0 {
                 return Err(BadRequest::empty(param));
@@ -303,7 +112,7 @@ impl<'a> Message<'a> {
         let mut message = Self::default();
         cursor.object(|key, cursor| {
             let kind = cursor.kind()?;
-            let mut buffer = super::json::KeyBuffer::default();
+            let mut buffer = KeyBuffer::default();
             let key = key.key(&mut buffer);
             let text = match key {
                 b"role" => &mut message.role,
@@ -361,10 +170,10 @@ impl<'a> Message<'a> {
         Ok(message)
     }
 
-    fn write(&self, writer: &mut Writer, param: &'static str, rules: &ShapeRules) -> Result<(), BadRequest> {
+    fn write(&self, writer: &mut Writer, param: &'static str) -> Result<(), BadRequest> {
         let role = self.role.or(self.item_type);
         let from_system = role.is_some_and(|role| role.is("system") || role.is("developer"));
-        writer.begin_message(from_system, rules.block_bytes);
+        writer.begin_message(from_system);
         writer.mark(Mark::Message);
         if let Some(role) = role {
             writer.put_text(role);
@@ -423,10 +232,10 @@ fn write_part(
         } else if is_string && key.is("text") {
             text = Some(cursor.string()?);
         } else {
-            let mut field = Digest(Xxh3::new());
+            let mut field = Digest::new();
             field.text(key);
             cursor.walk(&mut field)?;
-            digest = digest.wrapping_add(field.0.digest128());
+            digest = digest.wrapping_add(field.value());
         }
         Ok::<(), BadRequest>(())
     })?;
@@ -464,7 +273,7 @@ fn read_prompt(
     let mut cursor = Cursor::new(text);
     match cursor.kind()? {
         Kind::String => {
-            let mut writer = writer(Domain::Text, body, rules, text.len());
+            let mut writer = Writer::new(Domain::Text, body, rules, text.len());
             writer.put_text(cursor.string()?);
             return Ok(writer.finish(None, 1, obstacles));
         }
@@ -481,7 +290,7 @@ fn read_prompt(
             return Err(BadRequest::wrong_type(&format!("{param}[{index}]"), param, EXPECTED, kind));
         }
         let domain = if kind == Kind::String { Domain::Text } else { Domain::Tokens };
-        let (_, writer) = list.get_or_insert_with(|| (kind, writer(domain, body, rules, text.len())));
+        let (_, writer) = list.get_or_insert_with(|| (kind, Writer::new(domain, body, rules, text.len())));
         match kind {
             Kind::String if index == 0 => writer.put_text(cursor.string()?),
             Kind::String => cursor.string()?.pieces(|piece| other_bytes += piece.len() as u64),
@@ -518,6 +327,9 @@ fn read_prompt(
 }
 
 fn token(cursor: &mut Cursor<'_>, index: usize, param: &'static str) -> Result<u32, BadRequest> {
+    if let Some(token) = cursor.small_number() {
+        return Ok(token);
+    }
     match cursor.number()?.count() {
         Count::Whole(token) if token <= u64::from(u32::MAX) => Ok(token as u32),
         _ => Err(BadRequest {

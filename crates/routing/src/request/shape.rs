@@ -1,11 +1,12 @@
 //! A request's shape: everything that routing wants to know of it.
 
 use super::body::{self, Body, ResumeObstacles};
+use super::canonical::Prompt;
 use super::class::{HeaderView, Priority, Slo, read_headers};
-use super::json::Text;
-use super::prompt::{self, Prompt};
+use super::prompt;
 use super::refusal::BadRequest;
 use super::rules::ShapeRules;
+use super::text::Text;
 use crate::{BlockHash, SessionKey};
 
 /// Which of an engine's faces a request is for.
