@@ -11,7 +11,9 @@ use tokio::sync::watch;
 
 use crate::scheduler::Gauges;
 
-/// A way for one generating request (`POST /v1/...`) to go wrong. Token counts are those of choice 0.
+/// A way for one generating request (`POST /v1/...`) to go wrong. Token counts are those of choice 0. Embeddings
+/// and responses know the first three kinds that strike before anything is computed ([`Fault::Status`],
+/// [`Fault::Reset`], [`Fault::Freeze`]); another one that falls on them is spent without effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Fault {

@@ -160,7 +160,8 @@ pub struct Limits {
     pub step_tokens_max: u32,
     /// Jobs running at once.
     pub running_max: u32,
-    /// Jobs waiting at once; `None` for no bound, as vLLM has it.
+    /// Jobs waiting at once; `None` for no bound, as vLLM has it. A job that arrives while the engine works on a
+    /// step (or a prefill) waits for its end and counts, whether or not it could run then.
     pub waiting_max: Option<u32>,
 }
 

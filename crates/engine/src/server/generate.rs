@@ -334,7 +334,14 @@ pub(crate) fn output(
     };
     let natural = server.config.natural_tokens.or_else(|| asked.is_none().then_some(CHAT_TOKENS));
     let natural = natural.filter(|_| !(body.ignore_eos.unwrap_or(false) && asked.is_some()));
-    let min_tokens = u32::try_from(body.min_tokens.unwrap_or(0)).unwrap_or(0);
+    let min_tokens = match body.min_tokens.unwrap_or(0) {
+        asked if (0..=i64::from(limit)).contains(&asked) => asked as u32,
+        asked => {
+            let message =
+                format!("min_tokens must be at least 0 and at most max_tokens={limit}, got {asked}.");
+            return Err(ApiError::bad_value("min_tokens", &asked, &message));
+        }
+    };
     let left = natural.map(|natural| natural.saturating_sub(said).max(min_tokens));
     Ok(match left.filter(|&left| left <= limit) {
         // An answer that is over still costs the token that says so.

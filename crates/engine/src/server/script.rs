@@ -60,7 +60,7 @@ pub(crate) struct Script {
 }
 
 /// What an engine says it is.
-pub(crate) const FINGERPRINT: &str = "vllm-0.32.0-grapevine";
+pub(crate) const FINGERPRINT: &str = "vllm-0.32.0-simulated";
 
 /// How a choice ends, on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -4,4 +4,5 @@ mod faults;
 mod generation;
 mod harness;
 mod leaving;
+mod measures;
 mod surface;

@@ -374,6 +374,7 @@ async fn impossible_requests_are_refused_before_anything_is_computed() {
             r#"{"messages":[{"role":"user","content":"x"}],"kv_transfer_params":{"do_remote_prefill":true}}"#,
         ),
         (text, r#"{"max_tokens":1}"#),
+        (text, r#"{"prompt":"x","max_tokens":2,"min_tokens":3}"#),
         (text, r#"{"prompt":""}"#),
         (text, r#"{"prompt":[]}"#),
         (text, r#"{"prompt":[[]]}"#),
