@@ -12,6 +12,8 @@ use routing::{BlockHash, Moment};
 fn main() {
     read_bodies();
     ask_index();
+    ask_index_of_many();
+    fill_to_the_brim();
 }
 
 /// ns for each of `count` runs.
@@ -98,6 +100,48 @@ fn ask_index() {
     time("place, 64 blocks, 56 new", 10_000, |at| {
         let own = path(1 << 40 | u64::from(at), COMMON, PROMPT);
         index.place(&own, Slot::new((at % 100) as u16), Moment::from_millis(20_000));
+    });
+}
+
+/// 16 common blocks at each of 10,000 endpoints.
+fn ask_index_of_many() {
+    const ENDPOINTS: u64 = 10_000;
+    let index = PrefixIndex::new(64 << 20);
+    for prompt in 0..ENDPOINTS {
+        index.place(&path(prompt, 16, 64), Slot::new(prompt as u16), Moment::from_millis(prompt));
+    }
+    println!(
+        "{} pairs: {:.1} bytes a pair as counted",
+        index.pairs(),
+        index.bytes() as f64 / index.pairs() as f64
+    );
+    let mut out = WarmDepths::default();
+    time("warm_depths, 16 of 64 blocks at 10,000", 5_000, |at| {
+        index.warm_depths(&path(u64::from(at), 16, 64), &mut out);
+        black_box(&out);
+    });
+    time("place there, 64 blocks, all known", 5_000, |at| {
+        index.place(&path(u64::from(at), 16, 64), Slot::new(at as u16), Moment::from_millis(20_000));
+    });
+}
+
+/// Twice as much as fits.
+fn fill_to_the_brim() {
+    let before = resident_bytes();
+    let index = PrefixIndex::new(64 << 20);
+    for prompt in 0..120_000 {
+        index.place(&path(prompt, 8, 64), Slot::new((prompt % 100) as u16), Moment::from_millis(prompt));
+    }
+    println!(
+        "full: {} pairs, {} bytes: {:.1} a pair as counted, {:.1} resident",
+        index.pairs(),
+        index.bytes(),
+        index.bytes() as f64 / index.pairs() as f64,
+        (resident_bytes() - before) as f64 / index.pairs() as f64,
+    );
+    time("place, 64 blocks, 56 new, 56 evicted", 10_000, |at| {
+        let own = path(1 << 40 | u64::from(at), 8, 64);
+        index.place(&own, Slot::new((at % 100) as u16), Moment::from_millis(200_000));
     });
 }
 

@@ -111,7 +111,7 @@ impl Writer {
         match body.model {
             Some(model) => seed = chained(seed, model),
             None => {
-                seed = chained(seed, Text::plain(rules.default_model.as_deref().unwrap_or("").as_bytes()))
+                seed = chained(seed, Text::plain(rules.default_model.as_deref().unwrap_or("").as_bytes()));
             }
         }
         if let Some(salt) = body.cache_salt {

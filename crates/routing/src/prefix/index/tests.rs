@@ -201,6 +201,36 @@ fn hashes_made_up_to_share_one_home_cost_no_more_than_their_part() {
     assert!(index.evicted() > 0);
 }
 
+#[test]
+fn many_may_place_withdraw_clear_and_ask_at_once() {
+    let index = PrefixIndex::new(INDEX_BYTES_MIN);
+    let work = |thread: u64, index: &PrefixIndex| {
+        let mut out = WarmDepths::default();
+        for round in 0..400 {
+            let own: Vec<u64> = (0..60).map(|at| if at < 5 { at } else { round % 50 * 64 + at }).collect();
+            let blocks = path(&own);
+            let slot = Slot::new((thread * 5 + round % 9) as u16);
+            index.place(&blocks, slot, at_second(round));
+            index.warm_depths(&blocks, &mut out);
+            assert!(out.iter().all(|(_, depth)| (1..=60).contains(&depth)));
+            match round % 40 {
+                10 => index.withdraw(&blocks[20..], slot),
+                20 => index.clear(slot),
+                30 => assert!(!index.walk(None, 100).0.is_empty()),
+                _ => {}
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let index = &index;
+            scope.spawn(move || work(thread, index));
+        }
+    });
+    index.check();
+    assert!(index.bytes() <= INDEX_BYTES_MIN);
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Place { prompt: Vec<u64>, slot: u16 },
