@@ -186,7 +186,7 @@ impl Rank {
                     state.live.remove(&JobId(taken));
                     state.scheduler.cancel(now, JobId(taken), &mut state.events);
                 }
-                state.measures.rejections += 1;
+                state.measures.rejections += u64::from(refused == Refused::QueueFull);
                 state.deliver();
                 return Err(refused);
             }

@@ -218,3 +218,41 @@ fn misfit(kind: Kind, value: &Value) -> Option<(&'static str, &'static str)> {
     };
     (!fits && !value.is_null()).then_some((fault, message))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_last_of_equal_keys_counts_and_null_is_absent() {
+        let body =
+            parse(br#"{"n":1,"n":2,"model":"a","model":null,"stream":true,"x":{"n":3}}"#).expect("valid");
+        assert_eq!((body.n, body.stream, body.keys), (Some(2), Some(true), 6));
+        assert!(body.model.is_none());
+    }
+
+    #[test]
+    fn a_string_without_escapes_is_borrowed() {
+        let body = parse(br#"{"model":"a","cache_salt":"a\n"}"#).expect("valid");
+        assert!(matches!(body.model, Some(Text(Cow::Borrowed("a")))));
+        assert!(matches!(body.cache_salt, Some(Text(Cow::Owned(salt))) if salt == "a\n"));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_comes_is_read_or_refused_with_400(
+            bytes in prop::collection::vec(any::<u8>(), 0..40),
+            cut in 0_usize..80,
+        ) {
+            let mut body = br#"{"model":"m","messages":[{"role":"user","content":"x"}],"n":1}"#.to_vec();
+            let at = cut.min(body.len());
+            body.splice(at.., bytes);
+            if let Err(error) = parse(&body) {
+                prop_assert_eq!(error.status, http::StatusCode::BAD_REQUEST);
+                let shape: Value = serde_json::from_slice(&error.body).expect("JSON");
+                prop_assert_eq!(&shape["error"]["code"], 400);
+            }
+        }
+    }
+}
