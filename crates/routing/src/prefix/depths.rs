@@ -4,73 +4,94 @@ use smallvec::SmallVec;
 
 use super::Slot;
 
-/// Up to this many holders a search through the list beats a table.
+/// Up to this many holders a search through a list beats a table.
 const LISTED_MAX: usize = 16;
 
 /// How many leading blocks of one prompt are believed warm at each slot that holds any.
 ///
 /// Reusable: filling it again allocates nothing once it has grown, and nothing at all for up to 16
-/// holders. At most 4 bytes for each slot number up to the highest, and 8 for each holder.
+/// holders. Beyond that it is a table of 8 bytes for each slot number up to the highest met.
 #[derive(Clone, Default, Debug)]
 pub struct WarmDepths {
-    held: SmallVec<[(Slot, u32); LISTED_MAX]>,
-    /// Depth by slot number, 0 for none; in use while there are more than [`LISTED_MAX`] holders.
-    by_slot: Vec<u32>,
+    listed: SmallVec<[(Slot, u32); LISTED_MAX]>,
+    /// By slot number: the filling it is from, and the depth. In use while there are more holders than
+    /// can be listed.
+    table: Vec<(u32, u32)>,
+    filling: u32,
+    tabled: bool,
+    deepest: u32,
 }
 
 impl WarmDepths {
     /// How many leading blocks are believed warm at `slot`.
     pub fn at(&self, slot: Slot) -> u32 {
-        if self.held.len() > LISTED_MAX {
-            return self.by_slot.get(usize::from(slot.number())).copied().unwrap_or(0);
+        if self.tabled {
+            let noted = self.table.get(usize::from(slot.number()));
+            return noted.filter(|(filling, _)| *filling == self.filling).map_or(0, |(_, depth)| *depth);
         }
-        self.held.iter().find(|(held, _)| *held == slot).map_or(0, |(_, depth)| *depth)
+        self.listed.iter().find(|(held, _)| *held == slot).map_or(0, |(_, depth)| *depth)
     }
 
-    /// The slots with any warm block and their depths in blocks, the deepest first.
+    /// The slots with any warm block and their depths in blocks, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (Slot, u32)> + '_ {
-        self.held.iter().copied()
+        let table = if self.tabled { self.table.as_slice() } else { &[] };
+        let tabled = table
+            .iter()
+            .enumerate()
+            .filter(|(_, (filling, _))| *filling == self.filling)
+            .map(|(number, (_, depth))| (Slot::new(number as u16), *depth));
+        self.listed.iter().copied().chain(tabled)
     }
 
     /// How many leading blocks are warm anywhere.
     pub fn deepest(&self) -> u32 {
-        self.held.first().map_or(0, |(_, depth)| *depth)
+        self.deepest
     }
 
     pub(super) fn clear(&mut self) {
-        if self.held.len() > LISTED_MAX {
-            for (slot, _) in &self.held {
-                if let Some(depth) = self.by_slot.get_mut(usize::from(slot.number())) {
-                    *depth = 0;
-                }
-            }
-        }
-        self.held.clear();
+        self.listed.clear();
+        self.deepest = 0;
+        self.tabled = false;
     }
 
     /// Notes that `slot` holds `depth` blocks, unless a greater depth is noted: depths come in falling.
     pub(super) fn note(&mut self, slot: Slot, depth: u32) {
-        if self.at(slot) != 0 {
+        self.deepest = self.deepest.max(depth);
+        if self.tabled {
+            return self.note_in_table(slot, depth);
+        }
+        if self.listed.iter().any(|(held, _)| *held == slot) {
             return;
         }
-        self.held.push((slot, depth));
-        match self.held.len() - 1 {
-            0..LISTED_MAX => {}
-            LISTED_MAX => {
-                for at in 0..self.held.len() {
-                    let (slot, depth) = self.held[at];
-                    self.set(slot, depth);
-                }
-            }
-            _ => self.set(slot, depth),
+        if self.listed.len() < LISTED_MAX {
+            self.listed.push((slot, depth));
+            return;
+        }
+        self.begin_table();
+        for (slot, depth) in std::mem::take(&mut self.listed) {
+            self.note_in_table(slot, depth);
+        }
+        self.note_in_table(slot, depth);
+    }
+
+    fn begin_table(&mut self) {
+        self.tabled = true;
+        self.filling = self.filling.wrapping_add(1);
+        if self.filling == 0 {
+            // come around: what is left from long ago must not be taken for new
+            self.table.fill((0, 0));
+            self.filling = 1;
         }
     }
 
-    fn set(&mut self, slot: Slot, depth: u32) {
+    fn note_in_table(&mut self, slot: Slot, depth: u32) {
         let at = usize::from(slot.number());
-        if at >= self.by_slot.len() {
-            self.by_slot.resize(at + 1, 0);
+        if at >= self.table.len() {
+            self.table.resize(at + 1, (0, 0));
         }
-        self.by_slot[at] = depth;
+        let noted = &mut self.table[at];
+        if noted.0 != self.filling {
+            *noted = (self.filling, depth);
+        }
     }
 }

@@ -15,7 +15,7 @@ use super::shard::{ENTRY_BYTES, Shard, Shared, tick};
 use super::slot::{Generations, Slot};
 use crate::{BlockHash, Moment};
 
-/// The least memory that an index makes do with; 137 KB of it are fixed.
+/// The least memory that an index makes do with; 133 KB of it are fixed.
 pub const INDEX_BYTES_MIN: usize = 1 << 20;
 
 /// How large a part of the index may get: rebuilding one while it grows takes some 20 us.
