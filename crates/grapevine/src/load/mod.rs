@@ -28,6 +28,8 @@ mod trace;
 mod workload;
 
 #[cfg(test)]
+mod engine_tests;
+#[cfg(test)]
 mod loopback_tests;
 
 use std::io::Write as _;
@@ -50,7 +52,8 @@ pub use self::workload::{ChatShape, Conversation, Request, Source, Workload};
 
 /// Runs `grapevine load`: progress on standard error, the table on standard output, JSON where asked.
 ///
-/// Starts a runtime of its own: call it outside of any. Ctrl-C ends the run early, with its report.
+/// Starts a runtime of its own: call it outside of any. Ctrl-C ends the run early, with its report; a second
+/// one does not wait for the answers under way.
 ///
 /// # Errors
 /// [`Faults`] for options that make no run; what kept the JSON file from being written; and, with
@@ -68,19 +71,11 @@ pub fn run(options: &Options) -> anyhow::Result<Report> {
     let report = runtime.block_on(async {
         let live = Live::new();
         let end = progress::End::of(&plan);
-        let stop = async {
-            // Without a signal handler the run just can't be ended early.
-            if tokio::signal::ctrl_c().await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        };
-        let driven = drive(plan, live.clone(), stop);
-        if options.quiet {
-            return driven.await;
-        }
+        let driven = drive(plan, live.clone(), interrupts(1));
         tokio::select! {
             report = driven => report,
-            () = progress::show(end, &live) => unreachable!("the bar is drawn until dropped"),
+            () = interrupts(2) => live.report(),
+            () = progress::show(end, &live), if !options.quiet => unreachable!("the bar is drawn until dropped"),
         }
     });
     if let Some((path, file)) = json {
@@ -92,6 +87,15 @@ pub fn run(options: &Options) -> anyhow::Result<Report> {
         ensure!(report.failed() == 0, "{} of {} requests failed", report.failed(), report.requests);
     }
     Ok(report)
+}
+
+/// Resolves at the `count`th Ctrl-C. Where the signal can't be had, the run just can't be ended early.
+async fn interrupts(count: u32) {
+    for _ in 0..count {
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
 }
 
 fn write_json(file: std::fs::File, report: &Report) -> anyhow::Result<()> {

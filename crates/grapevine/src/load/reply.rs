@@ -59,10 +59,11 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure with as much of `detail` as a table can show.
+    /// A failure with as much of `detail` as a table can show, on one line.
     pub fn new(kind: ErrorKind, detail: impl AsRef<str>) -> Self {
         const DETAIL_CHARS_MAX: usize = 200;
-        Self { kind, detail: detail.as_ref().chars().take(DETAIL_CHARS_MAX).collect() }
+        let printable = |letter: char| if letter.is_control() { ' ' } else { letter };
+        Self { kind, detail: detail.as_ref().chars().take(DETAIL_CHARS_MAX).map(printable).collect() }
     }
 }
 

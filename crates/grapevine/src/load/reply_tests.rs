@@ -100,3 +100,10 @@ fn a_whole_reply_is_a_completion_or_says_why_not() {
     assert_eq!(check("ok").1, Err(ErrorKind::BodyMismatch));
     assert_eq!(check(ERROR).1, Err(ErrorKind::ErrorEvent));
 }
+
+#[test]
+fn what_the_other_side_said_is_kept_short_and_printable() {
+    let failure = Failure::new(ErrorKind::Reset, format!("\u{1b}[31m\r\n{}", "x".repeat(1000)));
+    assert_eq!(failure.detail.chars().count(), 200);
+    assert!(failure.detail.starts_with(" [31m  x"));
+}

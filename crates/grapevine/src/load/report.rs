@@ -124,7 +124,7 @@ impl fmt::Display for Report {
         }
         for (kind, count) in &self.errors {
             let detail = self.error_details.get(kind).map_or("", String::as_str);
-            writeln!(f, "failed: {kind:<18} {count:>8}  first: {}", detail.escape_debug())?;
+            writeln!(f, "failed: {kind:<18} {count:>8}  first: {detail}")?;
         }
         for (count, what) in [
             (self.chats_broken, "chats ended early because a turn failed"),
