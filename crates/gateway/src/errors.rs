@@ -31,10 +31,8 @@ pub(crate) enum BodyFault {
         /// What is allowed.
         max: u64,
     },
-    /// The connection ended inside it.
+    /// The connection ended inside it, or its chunks make no sense (the server does not tell which).
     BrokenOff,
-    /// Its chunked encoding makes no sense.
-    Garbled,
     /// Nothing came for too long.
     TooSlow,
 }
@@ -226,13 +224,10 @@ impl From<BodyFault> for EdgeError {
                 "request_too_large",
                 format!("The body is longer than the {max} bytes allowed."),
             ),
-            BodyFault::BrokenOff => {
-                Self::new(StatusCode::BAD_REQUEST, "incomplete_body", "The body ended before its end.")
-            }
-            BodyFault::Garbled => Self::new(
+            BodyFault::BrokenOff => Self::new(
                 StatusCode::BAD_REQUEST,
-                "bad_encoding",
-                "The body's chunked encoding is malformed.",
+                "incomplete_body",
+                "The body ended before its end, or its chunked encoding is malformed.",
             ),
             BodyFault::TooSlow => {
                 Self::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", "The body did not come in time.")

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use actix_web::dev::Payload;
-use actix_web::error::PayloadError;
 use actix_web::http::header::{self, HeaderMap};
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
@@ -64,13 +63,6 @@ pub(crate) async fn next(payload: &mut Payload, idle: Duration) -> Result<Option
         Err(_) => Err(BodyFault::TooSlow),
         Ok(None) => Ok(None),
         Ok(Some(Ok(chunk))) => Ok(Some(chunk)),
-        Ok(Some(Err(error))) => Err(fault_of(&error)),
-    }
-}
-
-fn fault_of(error: &PayloadError) -> BodyFault {
-    match error {
-        PayloadError::EncodingCorrupted => BodyFault::Garbled,
-        _ => BodyFault::BrokenOff,
+        Ok(Some(Err(_))) => Err(BodyFault::BrokenOff),
     }
 }

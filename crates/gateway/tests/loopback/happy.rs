@@ -2,7 +2,7 @@
 
 use engine::{Config, Engine, Profile};
 
-use crate::rig::{Fake, Rig, Step, chat, get, post};
+use crate::rig::{Rig, chat, post};
 
 async fn engine() -> Engine {
     Engine::start(Config::profile(Profile::Instant)).await.unwrap()

@@ -15,7 +15,7 @@ use routing::retry::BudgetConfig;
 use routing::settings::Settings;
 use routing::{ReplicaId, Router};
 
-pub use client::{Connection, Reply, chat, get, post};
+pub use client::{Connection, Reply, chat, get, post, request};
 pub use fake::{Fake, Step};
 
 /// How long anything may take before a test gives up.
