@@ -23,9 +23,9 @@ pub struct LivenessConfig {
     /// The most that one tick adds to the measured silence, however late it comes. 250 ms: more than two
     /// ordinary ticks; a pause of any length counts as one late tick.
     pub tick_credit_max: Duration,
-    /// How long after a refused connection heartbeats don't bring a replica back. 300 ms: others still
-    /// pass on what it said before it died.
-    pub refusal_settle: Duration,
+    /// How long after a goodbye or a refused connection the beats of the same generation don't bring a
+    /// replica back. 1 s: meanwhile others may still pass on what it said before.
+    pub echo_span: Duration,
     /// How long a dead replica's last heartbeat is remembered. 2 min: what gossip keeps of it, too.
     pub forget_after: Duration,
 }
@@ -35,7 +35,7 @@ impl Default for LivenessConfig {
         Self {
             silence_max: Duration::from_millis(1_500),
             tick_credit_max: Duration::from_millis(250),
-            refusal_settle: Duration::from_millis(300),
+            echo_span: Duration::from_secs(1),
             forget_after: Duration::from_secs(120),
         }
     }
@@ -143,10 +143,10 @@ impl Liveness {
         known.advanced = advanced;
         let back = restarted
             || match known.life {
-                Life::Live | Life::Dead { cause: DeathCause::Goodbye, .. } => false,
+                Life::Live => false,
                 Life::Dead { cause: DeathCause::Silent, .. } => true,
-                Life::Dead { cause: DeathCause::Refused, since } => {
-                    now.since(since) > self.config.refusal_settle
+                Life::Dead { cause: DeathCause::Goodbye | DeathCause::Refused, since } => {
+                    now.since(since) > self.config.echo_span
                 }
             };
         if back {
@@ -157,7 +157,7 @@ impl Liveness {
         }
     }
 
-    /// The incarnation `generation` of `replica` said goodbye: only a later one brings it back.
+    /// The incarnation `generation` of `replica` said goodbye. A later one brings it back at once.
     pub fn goodbye(&mut self, replica: &ReplicaId, generation: u64, now: Moment) -> LivenessChange {
         match self.replicas.get(replica) {
             Some(known) if known.beat.generation <= generation => self.die(replica, DeathCause::Goodbye, now),
@@ -298,26 +298,30 @@ mod tests {
     }
 
     #[test]
-    fn only_a_later_generation_returns_from_a_goodbye() {
+    fn a_goodbye_of_an_earlier_life_is_not_heard_and_a_later_life_returns_at_once() {
         let mut script = Script::new();
         let (a, now) = (ReplicaId::new("a"), Moment::from_millis(0));
-        assert_eq!(script.liveness.goodbye(&a, 0, now), LivenessChange::Unchanged, "an older life's");
+        assert_eq!(script.liveness.goodbye(&a, 0, now), LivenessChange::Unchanged);
         assert_eq!(script.liveness.goodbye(&a, 1, now), LivenessChange::Died(DeathCause::Goodbye));
         assert_eq!(script.liveness.goodbye(&a, 1, now), LivenessChange::Unchanged);
-        assert_eq!(script.beat(1), LivenessChange::Unchanged);
         assert_eq!(script.beat(2), LivenessChange::Born);
     }
 
     #[test]
-    fn what_others_pass_on_just_after_a_refusal_does_not_bring_it_back() {
-        let mut script = Script::new();
-        let a = ReplicaId::new("a");
-        let died = script.liveness.refused(&a, Moment::from_millis(0));
-        assert_eq!(died, LivenessChange::Died(DeathCause::Refused));
-        script.now_ms = 200;
-        assert_eq!(script.beat(1), LivenessChange::Unchanged);
-        script.now_ms = 400;
-        assert_eq!(script.beat(1), LivenessChange::Born);
+    fn what_others_pass_on_just_after_a_death_that_was_told_does_not_bring_it_back() {
+        let (a, now) = (ReplicaId::new("a"), Moment::from_millis(0));
+        for cause in [DeathCause::Refused, DeathCause::Goodbye] {
+            let mut script = Script::new();
+            let died = match cause {
+                DeathCause::Refused => script.liveness.refused(&a, now),
+                _ => script.liveness.goodbye(&a, 1, now),
+            };
+            assert_eq!(died, LivenessChange::Died(cause));
+            script.now_ms = 900;
+            assert_eq!(script.beat(1), LivenessChange::Unchanged);
+            script.now_ms = 1_100;
+            assert_eq!(script.beat(1), LivenessChange::Born);
+        }
     }
 
     #[test]

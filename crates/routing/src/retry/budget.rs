@@ -50,9 +50,12 @@ pub enum Draw {
 
 /// Seconds over which requests and retries are counted.
 const WINDOW_SECONDS: u64 = 10;
+const WINDOW: Duration = Duration::from_secs(WINDOW_SECONDS);
+/// Endpoints below which none is forgotten. 64: some 20 KB.
+const TIDY_MIN: usize = 64;
 
-/// The budget that all retries of a replica share. Its size is bounded by the endpoints there are
-/// ([`RetryBudget::retain`]).
+/// The budget that all retries of a replica share. It remembers the endpoints that were used within the
+/// window, and at most twice as many besides.
 #[derive(Debug, Default)]
 pub struct RetryBudget {
     ledger: Mutex<Ledger>,
@@ -66,6 +69,8 @@ struct Ledger {
     unknown_used: u32,
     weather: Weather,
     endpoints: HashMap<EndpointId, Record>,
+    /// How many of them it takes for those that are out of use to be forgotten.
+    tidy_at: usize,
 }
 
 /// Whether anybody is known to serve.
@@ -88,9 +93,13 @@ impl Record {
     /// Whether it served a request within the window and has not failed since.
     fn is_well(&self, now: Moment) -> bool {
         self.last_success.is_some_and(|success| {
-            now.since(success) <= Duration::from_secs(WINDOW_SECONDS)
-                && self.last_failure.is_none_or(|failure| failure < success)
+            now.since(success) <= WINDOW && self.last_failure.is_none_or(|failure| failure < success)
         })
+    }
+
+    /// Whether it still counts for anything.
+    fn is_in_use(&self, now: Moment) -> bool {
+        self.last_success.max(self.last_failure).is_some_and(|used| now.since(used) <= WINDOW)
     }
 }
 
@@ -115,14 +124,14 @@ impl RetryBudget {
         let mut ledger = self.ledger.lock();
         ledger.unknown_used = 0;
         ledger.weather = Weather::Fair;
-        ledger.endpoints.entry(endpoint).or_default().last_success = Some(now);
+        ledger.record(endpoint, now).last_success = Some(now);
     }
 
     /// Notes that a request failed at `endpoint`, where `in_flight` requests of this replica ran at that
     /// moment, this one included.
     pub fn failed(&self, endpoint: EndpointId, in_flight: u32, now: Moment) {
         let ledger = &mut *self.ledger.lock();
-        let record = ledger.endpoints.entry(endpoint).or_default();
+        let record = ledger.record(endpoint, now);
         record.last_failure = Some(now);
         record.in_flight.raise(in_flight, now);
         if ledger.weather == Weather::Fair && !ledger.endpoints.values().any(|each| each.is_well(now)) {
@@ -162,10 +171,15 @@ impl RetryBudget {
         ledger.retries.add(1, now);
         Draw::Granted(source)
     }
+}
 
-    /// Forgets all endpoints but those that `keep` names.
-    pub fn retain(&self, keep: impl Fn(EndpointId) -> bool) {
-        self.ledger.lock().endpoints.retain(|endpoint, _| keep(*endpoint));
+impl Ledger {
+    fn record(&mut self, endpoint: EndpointId, now: Moment) -> &mut Record {
+        if self.endpoints.len() >= self.tidy_at.max(TIDY_MIN) && !self.endpoints.contains_key(&endpoint) {
+            self.endpoints.retain(|_, record| record.is_in_use(now));
+            self.tidy_at = 2 * self.endpoints.len();
+        }
+        self.endpoints.entry(endpoint).or_default()
     }
 }
 
@@ -212,5 +226,25 @@ impl Peak {
             .map(|slot| slot.1)
             .max()
             .unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_that_come_and_go_leave_no_trace() {
+        let budget = RetryBudget::default();
+        for n in 0..10_000 {
+            let now = Moment::from_millis(n * 1_000);
+            budget.succeeded(EndpointId::from_raw(n), now);
+            budget.failed(EndpointId::from_raw(n + 1), 1, now);
+            assert!(budget.ledger.lock().endpoints.len() <= TIDY_MIN + 1);
+        }
+        for n in 0..1_000 {
+            budget.succeeded(EndpointId::from_raw(n), Moment::from_millis(20_000_000));
+        }
+        assert_eq!(budget.ledger.lock().endpoints.len(), 1_000, "those in use are kept however many");
     }
 }
