@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use actix::{Actor, Addr};
-use routing::endpoint::Endpoint;
+use routing::endpoint::{Cause, Endpoint, Standing, Usable};
 use routing::lifecycle::{Effect, EndCause, Event, GiveUp, Lifecycle, Phase};
 use routing::request::RequestShape;
 use routing::reserve::Reservation;
@@ -74,6 +74,8 @@ pub(super) struct Shared {
     client_behind: Cell<bool>,
     deadline: Cell<Option<Moment>>,
     driver_gone: Cell<bool>,
+    /// The endpoint whose ejection the machine was told of.
+    told_lost: Cell<Option<EndpointId>>,
     address: RefCell<Option<Addr<LifecycleActor>>>,
 }
 
@@ -101,6 +103,7 @@ impl Shared {
             client_behind: Cell::new(false),
             deadline: Cell::new(deadline),
             driver_gone: Cell::new(false),
+            told_lost: Cell::new(None),
             address: RefCell::default(),
         }
     }
@@ -121,6 +124,24 @@ impl Shared {
 
     pub(super) fn driver_gone(&self) -> bool {
         self.driver_gone.get()
+    }
+
+    /// Why the endpoint was ejected at which the request waits for its first byte, unless that was told.
+    pub(super) fn endpoint_lost(&self) -> Option<Cause> {
+        if self.row.phase() != Phase::Prefilling {
+            return None;
+        }
+        let endpoint = self.endpoint.borrow();
+        let endpoint = endpoint.as_ref().filter(|each| each.usable() == Usable::No)?;
+        match endpoint.standing() {
+            Standing::Ejected { cause, .. } if self.told_lost.get() != Some(endpoint.id) => Some(cause),
+            _ => None,
+        }
+    }
+
+    pub(super) fn tell_lost(&self, cause: Cause, now: Moment) {
+        self.told_lost.set(self.endpoint.borrow().as_ref().map(|endpoint| endpoint.id));
+        self.tell(Event::EndpointLost { cause }, now);
     }
 
     pub(super) fn id(&self) -> &str {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rand::SeedableRng;
-use routing::endpoint::{Endpoint, EndpointSpec, Signal};
+use routing::endpoint::{Cause, Endpoint, EndpointSpec, Signal};
 use routing::lifecycle::{GiveUp, Limit, Phase, Verdict};
 use routing::request::{RequestShape, Route, ShapeRules};
 use routing::retry::{BudgetConfig, LegFailure, LegFault};
@@ -217,4 +217,18 @@ async fn ended_requests_are_kept_for_a_minute_and_at_most_a_thousand() {
     bench.pass(Duration::from_secs(61));
     assert_eq!(bench.all.table().list(bench.port.now()).len(), 0);
     assert_eq!(bench.all.table().in_flight(), 0);
+}
+
+#[actix::test]
+async fn a_request_that_waits_at_an_engine_found_dead_by_probes_is_ordered_elsewhere() {
+    let bench = Bench::new();
+    let handle = bench.begin(false);
+    let first = bench.dispatch(&handle, &[]);
+    bench.until("the dispatch", |_| handle.phase() == Phase::Prefilling).await;
+    for _ in 0..3 {
+        bench.port.router.report(first.id, Signal::ProbeFailed(Cause::Silent), bench.port.now());
+    }
+    let after = LegFailure::new(LegFault::EndpointLost(Cause::Silent));
+    assert_eq!(handle.order().await, Order::RetryElsewhere { after });
+    assert_eq!(bench.running(), 0);
 }

@@ -195,8 +195,12 @@ impl Inner {
 
     fn sweep(&self) {
         let now = self.port.now();
-        let needs_care =
-            |shared: &&Rc<Shared>| shared.is_lost() || shared.driver_gone() || shared.has_deadline_by(now);
+        let needs_care = |shared: &&Rc<Shared>| {
+            shared.is_lost()
+                || shared.driver_gone()
+                || shared.has_deadline_by(now)
+                || shared.endpoint_lost().is_some()
+        };
         let in_need: Vec<Rc<Shared>> = self.live.borrow().values().filter(needs_care).cloned().collect();
         for shared in in_need {
             if shared.is_lost() {
@@ -209,6 +213,8 @@ impl Inner {
                 shared.tell(Event::ClientGone, now);
             } else if shared.has_deadline_by(now) {
                 shared.tell_tick(now);
+            } else if let Some(cause) = shared.endpoint_lost() {
+                shared.tell_lost(cause, now);
             }
         }
     }
