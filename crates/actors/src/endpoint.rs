@@ -160,7 +160,8 @@ impl EndpointActor {
             Ok(_) | Err(_) => return,
         };
         let figures = figures::read(&String::from_utf8_lossy(&page), self.spec.rank);
-        let wall_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+        let wall_ms =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         let engine_epoch = self.life.epoch(&figures, wall_ms);
         let (Some(running), Some(waiting)) = (figures.running, figures.waiting) else {
             return;

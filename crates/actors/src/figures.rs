@@ -15,10 +15,16 @@ pub(crate) struct Figures {
     pub(crate) tokens_total: Option<f64>,
 }
 
-const RUNNING: &[&str] = &["vllm:num_requests_running", "sglang:num_running_reqs", "trtllm_num_requests_running"];
-const WAITING: &[&str] = &["vllm:num_requests_waiting", "sglang:num_queue_reqs", "trtllm_num_requests_waiting"];
-const KV_RATIO: &[&str] =
-    &["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage", "trtllm_kv_cache_utilization"];
+const RUNNING: &[&str] =
+    &["vllm:num_requests_running", "sglang:num_running_reqs", "trtllm_num_requests_running"];
+const WAITING: &[&str] =
+    &["vllm:num_requests_waiting", "sglang:num_queue_reqs", "trtllm_num_requests_waiting"];
+const KV_RATIO: &[&str] = &[
+    "vllm:kv_cache_usage_perc",
+    "vllm:gpu_cache_usage_perc",
+    "sglang:token_usage",
+    "trtllm_kv_cache_utilization",
+];
 const TOKENS: &[&str] = &["vllm:prompt_tokens_total", "sglang:prompt_tokens_total"];
 
 /// Reads `page`. With `rank`, only samples of that data-parallel rank count (label `engine` or `dp_rank`);
@@ -95,7 +101,10 @@ mod tests {
 
     #[test]
     fn other_engines_and_old_names_are_known() {
-        let sglang = read("sglang:num_running_reqs{x=\"y\"} 2\nsglang:num_queue_reqs 5\nsglang:token_usage 0.5\n", None);
+        let sglang = read(
+            "sglang:num_running_reqs{x=\"y\"} 2\nsglang:num_queue_reqs 5\nsglang:token_usage 0.5\n",
+            None,
+        );
         assert_eq!((sglang.running, sglang.waiting, sglang.kv_ratio), (Some(2.0), Some(5.0), Some(0.5)));
         let old = read("vllm:gpu_cache_usage_perc{engine=\"0\"} 0.25 1700000000\n", None);
         assert_eq!(old.kv_ratio, Some(0.25));
@@ -103,7 +112,8 @@ mod tests {
 
     #[test]
     fn absent_is_not_zero_and_nonsense_is_absent() {
-        let nothing = read("hello\n{\nvllm:num_requests_running NaN\nvllm:num_requests_waiting -1\n}{} 3\n", None);
+        let nothing =
+            read("hello\n{\nvllm:num_requests_running NaN\nvllm:num_requests_waiting -1\n}{} 3\n", None);
         assert_eq!(nothing, Figures::default());
     }
 

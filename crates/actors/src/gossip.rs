@@ -147,7 +147,9 @@ impl GossipActor {
     fn died(&self, replica: &ReplicaId, cause: DeathCause) {
         match cause {
             DeathCause::Goodbye => info!(%replica, "replica said goodbye"),
-            DeathCause::Silent | DeathCause::Refused => warn!(%replica, cause = cause.as_str(), "replica is dead"),
+            DeathCause::Silent | DeathCause::Refused => {
+                warn!(%replica, cause = cause.as_str(), "replica is dead")
+            }
         }
         self.router.replica_gone(replica);
         self.share_duties();

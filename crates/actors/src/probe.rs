@@ -11,7 +11,7 @@ use thiserror::Error;
 /// The largest probe or scrape answer that is read; a vLLM's metrics page is about 60 KB.
 pub const PROBE_BYTES_MAX: usize = 4 << 20;
 /// The most models that one engine may list; more are left out.
-pub const MODELS_MAX: usize = 1_024;
+pub(crate) const MODELS_MAX: usize = 1_024;
 
 /// Sends a GET to an engine.
 #[async_trait]
@@ -20,7 +20,12 @@ pub trait EngineProbe: Send + Sync + 'static {
     ///
     /// # Errors
     /// When there is none within `limit`.
-    async fn get(&self, endpoint: &EndpointSpec, path: &str, limit: Duration) -> Result<ProbeReply, ProbeError>;
+    async fn get(
+        &self,
+        endpoint: &EndpointSpec,
+        path: &str,
+        limit: Duration,
+    ) -> Result<ProbeReply, ProbeError>;
 }
 
 /// What an engine answered.
@@ -117,7 +122,8 @@ mod tests {
 
     #[test]
     fn an_engine_that_lists_no_models_is_taken_to_serve_any() {
-        let listed = served(&reply(200, r#"{"object":"list","data":[{"id":"a","object":"model"},{"id":"b"}]}"#));
+        let listed =
+            served(&reply(200, r#"{"object":"list","data":[{"id":"a","object":"model"},{"id":"b"}]}"#));
         assert_eq!(listed, Some(Served::Models(vec!["a".to_owned(), "b".to_owned()])));
         assert_eq!(served(&reply(404, "{}")), Some(Served::Any));
         assert_eq!(served(&reply(200, "hello")), Some(Served::Any));

@@ -89,7 +89,8 @@ impl Sessions {
     /// A turn that had begun is over.
     pub fn ended(&self, key: SessionKey, turn: TurnEnded) {
         let actor = self.shared.shard(key).lock().get(&key).cloned();
-        let told = actor.map_or(Told::Gone, |actor| tell(&actor, turn, ActorKind::Session, &self.shared.counts));
+        let told =
+            actor.map_or(Told::Gone, |actor| tell(&actor, turn, ActorKind::Session, &self.shared.counts));
         if told != Told::Taken {
             self.shared.take_end(key, turn);
         }

@@ -47,7 +47,8 @@ struct Rig {
     clock: Clock,
 }
 
-const METRICS: &str = "vllm:num_requests_running 3\nvllm:num_requests_waiting 2\nprocess_start_time_seconds 7\n";
+const METRICS: &str =
+    "vllm:num_requests_running 3\nvllm:num_requests_waiting 2\nprocess_start_time_seconds 7\n";
 
 fn rig(urls: &[&str], settings: ActorSettings) -> Rig {
     let router = Router::new(ReplicaId::new("a"), 1, Settings::default()).expect("defaults are good");
@@ -134,7 +135,8 @@ async fn the_load_of_a_replica_goes_with_it() {
     let rig = rig(&["http://e:1"], ActorSettings::default());
     let endpoint = Arc::clone(&rig.router.view().endpoints[0]);
     let replica = ReplicaId::new("b");
-    let row = LoadRow { endpoint: endpoint.id, running: 5, prefill_tokens: 0, decode_tokens: 0, placed_tokens: 0 };
+    let row =
+        LoadRow { endpoint: endpoint.id, running: 5, prefill_tokens: 0, decode_tokens: 0, placed_tokens: 0 };
     let pulse = Pulse { epoch: 1, version: 1, ready: true, load: vec![row], ..Pulse::default() };
     rig.peers.send(PeerEvent::Heartbeat { replica: replica.clone() }).await.expect("sent");
     rig.peers.send(PeerEvent::Pulse { replica: replica.clone(), pulse }).await.expect("sent");

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use actix_web::http::StatusCode;
 use actors::lifecycle::{Ended, LifecycleHandle, LifecyclePort, WorkerLifecycles};
 use rand::SeedableRng;
+use routing::decision::Footing;
 use routing::endpoint::{Role, Serves, Signal, StandingChange};
 use routing::lifecycle::{GiveUp, Verdict};
 use routing::request::{RequestShape, Route};
@@ -124,16 +125,16 @@ impl LifecyclePort for Port {
         }
     }
 
-    fn withdraw(&self, shape: &RequestShape, endpoint: EndpointId) {
-        self.state.router.withdraw(shape, endpoint);
+    fn withdraw(&self, shape: &RequestShape, footing: &Footing) {
+        self.state.router.withdraw(shape, footing);
     }
 
     fn ended(&self, ended: &Ended<'_>) {
         self.count(ended);
         if let Verdict::Finished { status: 200..=299 } = ended.outcome.verdict
-            && let Some(endpoint) = ended.endpoint
+            && let Some(footing) = ended.footing
         {
-            let measured = measurement(ended, endpoint.id);
+            let measured = measurement(ended, *footing);
             self.state.router.learn(&measured, ended.shape, self.state.clock.now());
         }
         log(ended);
@@ -147,7 +148,7 @@ impl Port {
         let role = endpoint.map_or(Role::Both, |endpoint| endpoint.spec.role);
         self.metrics.outcome(outcome, role, shape.priority);
         let is_success = matches!(outcome.verdict, Verdict::Finished { status: 200..=299 });
-        let mut met = |kind, actual: Option<f64>, target: f64| {
+        let met = |kind, actual: Option<f64>, target: f64| {
             if actual.is_some_and(|actual| actual <= target) {
                 self.metrics.slo_met(shape.priority, kind);
             }
@@ -195,23 +196,21 @@ fn model_label<'a>(ended: &Ended<'a>) -> &'a str {
     }
 }
 
-fn measurement(ended: &Ended<'_>, endpoint: EndpointId) -> Measurement {
+fn measurement(ended: &Ended<'_>, footing: Footing) -> Measurement {
     let Ended { shape, outcome, account, .. } = ended;
     let streamed = shape.stream && account.events > 0;
     Measurement {
-        endpoint,
-        ttft_ms: outcome.prefill_ms.filter(|_| streamed),
-        decode_ms: outcome.decode_ms.filter(|_| streamed),
-        total_ms: outcome.leg_ms(),
+        footing,
+        first_byte_ms: outcome.prefill_ms.filter(|_| streamed),
+        leg_ms: outcome.leg_ms(),
         prompt_tokens: account.prompt_tokens,
         cached_tokens: account.cached_tokens,
         output_tokens: account.output_tokens.or((streamed).then_some(account.events)),
-        running_at_dispatch: account.running_at_dispatch,
     }
 }
 
 fn log(ended: &Ended<'_>) {
-    let Ended { id, shape, outcome, account, endpoint } = ended;
+    let Ended { id, shape, outcome, account, endpoint, .. } = ended;
     let (verdict, cause) = match outcome.verdict {
         Verdict::Finished { .. } => ("finished", ""),
         Verdict::GaveUp(_) => ("gave-up", outcome.failed.last().map_or("", |tried| tried.failure.as_str())),

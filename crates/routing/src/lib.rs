@@ -8,6 +8,7 @@
 //! Left out on purpose: HTTP, actors, gossip transport, metrics (the edges read [`Decision`]s and stats).
 
 mod ids;
+mod news;
 mod time;
 
 pub mod affinity;

@@ -226,11 +226,13 @@ impl Reservation {
     /// The prompt is computed: what it weighed as prefill it now weighs as decode. Later calls do nothing.
     pub fn first_token(&self) {
         self.endpoint.charges().first_token(&self.charge);
+        self.endpoint.news().ring();
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.endpoint.charges().release(&self.charge);
+        self.endpoint.news().ring();
     }
 }

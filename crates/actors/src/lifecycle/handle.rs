@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use actix::{Actor, Addr};
+use routing::decision::Footing;
 use routing::endpoint::{Cause, Endpoint, Standing, Usable};
 use routing::lifecycle::{Effect, EndCause, Event, GiveUp, Lifecycle, Phase};
 use routing::request::RequestShape;
@@ -53,9 +54,6 @@ pub struct Account {
     pub output_tokens: Option<u32>,
     /// Tokens that the engine found in its prefix cache.
     pub cached_tokens: Option<u32>,
-    /// Requests in flight at the last endpoint, through all replicas, when this one was sent to it, itself
-    /// excluded.
-    pub running_at_dispatch: u32,
 }
 
 /// What actor, handle and watch share. All of it stays on one thread.
@@ -66,6 +64,7 @@ pub(super) struct Shared {
     shape: RequestShape,
     machine: RefCell<Lifecycle>,
     charge: RefCell<Option<Reservation>>,
+    footing: Cell<Option<Footing>>,
     endpoint: RefCell<Option<Arc<Endpoint>>>,
     account: RefCell<Account>,
     order: Cell<Option<Order>>,
@@ -95,6 +94,7 @@ impl Shared {
             shape,
             machine: RefCell::new(machine),
             charge: RefCell::default(),
+            footing: Cell::new(None),
             endpoint: RefCell::default(),
             account: RefCell::default(),
             order: Cell::new(None),
@@ -201,7 +201,11 @@ impl Shared {
                     charge.first_token();
                 }
             }
-            Effect::Withdraw { endpoint } => port.withdraw(&self.shape, endpoint),
+            Effect::Withdraw { endpoint } => {
+                if let Some(footing) = self.footing.get().filter(|footing| footing.endpoint == endpoint) {
+                    port.withdraw(&self.shape, &footing);
+                }
+            }
             Effect::Report { endpoint, signal } => port.report(endpoint, signal),
             Effect::RetryElsewhere { after } => self.give_order(Order::RetryElsewhere { after }),
             Effect::GiveUp(what) => self.give_order(Order::GiveUp(what)),
@@ -215,6 +219,7 @@ impl Shared {
                     outcome: &outcome,
                     account: &self.account.borrow(),
                     endpoint: self.endpoint.borrow().as_ref(),
+                    footing: self.footing.get().as_ref(),
                 });
             }
         }
@@ -273,9 +278,9 @@ impl LifecycleHandle {
     }
 
     /// A leg was sent to `endpoint`; the charge for it is kept until the leg is over.
-    pub fn dispatched(&self, endpoint: &Arc<Endpoint>, charge: Reservation) {
+    pub fn dispatched(&self, endpoint: &Arc<Endpoint>, charge: Reservation, footing: Footing) {
         let now = self.shared.inner.port.now();
-        self.shared.account.borrow_mut().running_at_dispatch = endpoint.running(now).saturating_sub(1);
+        self.shared.footing.set(Some(footing));
         *self.shared.charge.borrow_mut() = Some(charge);
         *self.shared.endpoint.borrow_mut() = Some(Arc::clone(endpoint));
         self.shared.row.set_endpoint(endpoint);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rand::SeedableRng;
+use routing::decision::Footing;
 use routing::endpoint::{Cause, Endpoint, EndpointSpec, Signal};
 use routing::lifecycle::{GiveUp, Limit, Phase, Verdict};
 use routing::request::{RequestShape, Route, ShapeRules};
@@ -26,8 +27,8 @@ impl LifecyclePort for FakePort {
     fn report(&self, endpoint: EndpointId, signal: Signal) {
         self.router.report(endpoint, signal, self.now.get());
     }
-    fn withdraw(&self, shape: &RequestShape, endpoint: EndpointId) {
-        self.router.withdraw(shape, endpoint);
+    fn withdraw(&self, shape: &RequestShape, footing: &Footing) {
+        self.router.withdraw(shape, footing);
     }
     fn ended(&self, ended: &Ended<'_>) {
         self.ended.borrow_mut().push(ended.outcome.verdict);
@@ -62,7 +63,7 @@ impl Bench {
     fn dispatch(&self, handle: &LifecycleHandle, tried: &[EndpointId]) -> Arc<Endpoint> {
         let mut rng = Rng::seed_from_u64(7);
         let chosen = self.port.router.choose(handle.shape(), tried, self.port.now(), &mut rng).unwrap();
-        handle.dispatched(&chosen.endpoint, chosen.reservation);
+        handle.dispatched(&chosen.endpoint, chosen.reservation, chosen.footing);
         chosen.endpoint
     }
 

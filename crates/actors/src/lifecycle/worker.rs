@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use routing::decision::Footing;
 use routing::endpoint::{Endpoint, Signal};
 use routing::lifecycle::{Delivery, Event, Lifecycle, Limits, Outcome};
 use routing::request::RequestShape;
@@ -29,7 +30,7 @@ pub trait LifecyclePort {
     /// Tells an endpoint's breaker.
     fn report(&self, endpoint: EndpointId, signal: Signal);
     /// Takes a request's placement back.
-    fn withdraw(&self, shape: &RequestShape, endpoint: EndpointId);
+    fn withdraw(&self, shape: &RequestShape, footing: &Footing);
     /// Hears how a request has ended; called once for each.
     fn ended(&self, ended: &Ended<'_>);
 }
@@ -47,6 +48,8 @@ pub struct Ended<'a> {
     pub account: &'a Account,
     /// The last endpoint that it was at.
     pub endpoint: Option<&'a Arc<Endpoint>>,
+    /// What was believed of that endpoint when it was sent there.
+    pub footing: Option<&'a Footing>,
 }
 
 /// What can be set of the lifecycles.

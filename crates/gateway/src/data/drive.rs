@@ -151,8 +151,8 @@ impl Driver {
 
     /// Sends the request to the chosen endpoint and makes a response of what comes.
     async fn serve(mut self, chosen: Chosen) -> Result<HttpResponse, (Self, Unserved)> {
-        let Chosen { decision, endpoint, reservation } = chosen;
-        self.handle.dispatched(&endpoint, reservation);
+        let Chosen { decision, endpoint, reservation, footing } = chosen;
+        self.handle.dispatched(&endpoint, reservation, footing);
         let begun = {
             let mut attempt = pin!(attempt(
                 &self.worker,

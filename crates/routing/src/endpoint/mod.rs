@@ -21,6 +21,7 @@ pub use spec::{EndpointSpec, Role, SpecError};
 pub use standing::{Cause, Drained, Standing, Usable};
 
 use crate::facts::{LoadRow, ObservedRow};
+use crate::news::News;
 use crate::prefix::Slot;
 use crate::rates::{LearnedSpeed, Speed};
 use crate::reserve::{Charges, PackedCharge};
@@ -69,6 +70,7 @@ pub struct Endpoint {
 
 #[derive(Debug)]
 struct State {
+    news: News,
     charges: Charges,
     rows: rows::Rows,
     placed: placed::PlacedTokens,
@@ -90,6 +92,7 @@ impl Endpoint {
         slot: Slot,
         breaker: BreakerConfig,
         speed: Speed,
+        news: News,
         now: Moment,
     ) -> Self {
         let served =
@@ -99,6 +102,7 @@ impl Endpoint {
             slot,
             spec,
             state: Arc::new(State {
+                news,
                 charges: Charges::default(),
                 rows: rows::Rows::default(),
                 placed: placed::PlacedTokens::default(),
@@ -121,6 +125,11 @@ impl Endpoint {
             self.state.served.store(Arc::new(Served::Models(spec.models.clone())));
         }
         Self { id: self.id, slot: self.slot, spec, state: Arc::clone(&self.state) }
+    }
+
+    /// Rung when its load changed.
+    pub(crate) fn news(&self) -> &News {
+        &self.state.news
     }
 
     pub(crate) fn charges(&self) -> &Charges {

@@ -79,6 +79,7 @@ impl Router {
             };
             let Decided { decision, endpoint, mut footing, .. } = decided;
             self.note_placement(shape, &endpoint, &mut footing, now);
+            self.news.ring();
             return Ok(Chosen { decision, endpoint, reservation, footing });
         }
     }
@@ -188,13 +189,13 @@ impl Router {
             news.extend_from_slice(&shape.blocks[from..]);
         }
         if !news.is_empty() {
-            self.tell(LedgerRecord::Place { endpoint: endpoint.id, blocks: news });
+            self.tell_later(LedgerRecord::Place { endpoint: endpoint.id, blocks: news });
         }
         if let Some(key) = shape.session {
             let began = self.sessions.begin(key, endpoint.id, now);
             let moved = matches!(began, Began::First | Began::Moved { .. });
             if moved && self.active.load().plan.placed(shape, endpoint.id) == Pin::Needed {
-                self.tell(LedgerRecord::Pin { key, endpoint: endpoint.id });
+                self.tell_later(LedgerRecord::Pin { key, endpoint: endpoint.id });
             }
         }
     }

@@ -188,7 +188,14 @@ impl Router {
                 None => {
                     let Some(slot) = membership.slot() else { continue };
                     let breaker = active.settings.breaker.clone();
-                    endpoints.push(Arc::new(Endpoint::new(spec.clone(), slot, breaker, speed, now)));
+                    endpoints.push(Arc::new(Endpoint::new(
+                        spec.clone(),
+                        slot,
+                        breaker,
+                        speed,
+                        self.news.clone(),
+                        now,
+                    )));
                     changes.added.push(*id);
                 }
             }

@@ -124,6 +124,12 @@ impl Router {
         pulse
     }
 
+    /// This replica's load rows as they are now, those that are all zero left out.
+    pub fn load_rows(&self, now: Moment) -> Vec<LoadRow> {
+        let view = self.view.load();
+        view.endpoints.iter().map(|endpoint| endpoint.own_row(now)).filter(|row| !is_nothing(row)).collect()
+    }
+
     /// What this replica itself saw at the engines that it looks after.
     fn observed_rows(&self, view: &View, now: Moment) -> Vec<ObservedRow> {
         view.endpoints

@@ -23,6 +23,7 @@ pub use learning::Measurement;
 
 use crate::ReplicaId;
 use crate::facts::LedgerRecord;
+use crate::news::News;
 use crate::policy::Plan;
 use crate::prefix::PrefixIndex;
 use crate::request::ShapeRules;
@@ -50,6 +51,7 @@ pub struct Router {
     origins: Mutex<facts::Origins>,
     told: Mutex<facts::Told>,
     outgoing: Mutex<Outgoing>,
+    news: News,
     version: AtomicU64,
     ready: AtomicBool,
     draining: AtomicBool,
@@ -118,6 +120,7 @@ impl Router {
             origins: Mutex::default(),
             told: Mutex::default(),
             outgoing: Mutex::default(),
+            news: News::default(),
             version: AtomicU64::new(0),
             ready: AtomicBool::new(false),
             draining: AtomicBool::new(false),
@@ -169,6 +172,13 @@ impl Router {
     pub fn set_ready(&self, ready: bool, draining: bool) {
         self.ready.store(ready, Ordering::Relaxed);
         self.draining.store(draining, Ordering::Relaxed);
+        self.news.ring();
+    }
+
+    /// Calls `listener` whenever other replicas would want to know something at once: a charge or its
+    /// return, a placement, an operator's change. It is called on the request path and must return at once.
+    pub fn on_news(&self, listener: impl Fn() + Send + Sync + 'static) {
+        self.news.listen(listener);
     }
 
     /// Figures for metrics.
@@ -190,6 +200,12 @@ impl Router {
     }
 
     fn tell(&self, record: LedgerRecord) {
+        self.tell_later(record);
+        self.news.ring();
+    }
+
+    /// Queues a record without ringing: whoever has more to tell rings once, at the end.
+    fn tell_later(&self, record: LedgerRecord) {
         let queue_max = self.active.load().settings.ledger_queue_max;
         let mut outgoing = self.outgoing.lock();
         if outgoing.records.len() >= queue_max {
