@@ -1,0 +1,234 @@
+//! The task that tells the others what is new here: at once by push, and at the boards' pace for good.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use routing::facts::LoadRow;
+use routing::{EndpointId, Moment};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::time::{MissedTickBehavior, interval, sleep, sleep_until};
+
+use crate::parts::{Planner, next_after};
+use crate::push::{Budget, changed_rows, pack};
+use crate::shared::Shared;
+use crate::wire::{HEAD_KEY, META_KEY, Meta, Presence, Push, Run, part_key, slot_key};
+use crate::{FrameKind, codec};
+
+/// Own records taken at a time.
+const TAKE_MAX: usize = 4_096;
+/// Goodbye is pushed this often: one lost datagram in twenty makes two of three enough.
+const GOODBYES: usize = 3;
+const GOODBYE_PAUSE: Duration = Duration::from_millis(20);
+
+/// Tells the publisher that the replica ends; answered when the others have been told.
+pub(crate) type Goodbye = oneshot::Sender<()>;
+
+pub(crate) struct Publisher {
+    shared: Arc<Shared>,
+    /// Of what was told last: milliseconds since the start, made to grow.
+    version: u64,
+    state: Presence,
+    posted_state: Option<Presence>,
+    /// Load rows as last pushed.
+    pushed: HashMap<EndpointId, LoadRow>,
+    /// Records up to here were pushed or posted in slots.
+    told: u64,
+    posted_head: u64,
+    planner: Planner,
+    budget: Budget,
+    burst_at: Option<Moment>,
+    pulse_due: Moment,
+}
+
+impl Publisher {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        let now = shared.clock.now();
+        let budget = Budget::new(shared.config.push_bytes_per_second_max, now);
+        Self {
+            shared,
+            version: 0,
+            state: Presence::default(),
+            posted_state: None,
+            pushed: HashMap::new(),
+            told: 0,
+            posted_head: 0,
+            planner: Planner::default(),
+            budget,
+            burst_at: None,
+            pulse_due: now,
+        }
+    }
+
+    pub(crate) async fn run(mut self, nudged: Arc<Notify>, mut goodbyes: mpsc::Receiver<Goodbye>) {
+        let mut pulse = interval(self.shared.config.pulse_every);
+        let mut ledger = interval(self.shared.config.ledger_every);
+        pulse.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ledger.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = nudged.notified() => {
+                    if let Some(last) = self.burst_at {
+                        // Nudges that come in the meantime are answered by the same burst.
+                        sleep_until(self.shared.clock.instant(last.plus(self.shared.config.push_every))).await;
+                    }
+                    self.push().await;
+                }
+                _ = pulse.tick() => {
+                    self.push().await;
+                    self.post_pulse().await;
+                }
+                _ = ledger.tick() => self.post_ledger().await,
+                goodbye = goodbyes.recv() => {
+                    let Some(done) = goodbye else { return };
+                    self.say_goodbye().await;
+                    let _ = done.send(());
+                }
+            }
+        }
+    }
+
+    /// Pushes what changed since the last push; with nothing to say, says so if it is time.
+    async fn push(&mut self) {
+        let now = self.shared.clock.now();
+        self.take_records();
+        let version = self.next_version(now);
+        let rows = changed_rows(&self.pushed, &self.shared.facts.load());
+        let bare = self.bare(version);
+        let head = bare.head;
+        let idle = rows.is_empty() && head.sequence == self.told;
+        let silent = self.burst_at.is_none_or(|at| now.since(at) >= self.shared.config.keepalive_every);
+        if idle && !silent {
+            return;
+        }
+        let pushes = pack(&bare, &rows, self.shared.log.lock().since(self.told + 1));
+        self.burst_at = Some(now);
+        if self.send(&pushes).await {
+            // Records too large for a push are left to be pulled: the head tells of them.
+            self.told = head.sequence;
+        }
+    }
+
+    /// Sends as many of these as the budget allows, and notes them as told; whether that was all.
+    async fn send(&mut self, pushes: &[Push]) -> bool {
+        let targets = self.shared.directory.targets();
+        let now = self.shared.clock.now();
+        for push in pushes {
+            let Some(body) = codec::encode(push) else { continue };
+            if !targets.is_empty() && !self.budget.take(body.len() * targets.len(), now) {
+                self.shared.counters.pushes_deferred.up();
+                return false;
+            }
+            self.shared.pulse_link.send_all(FrameKind::Push, &targets, &body).await;
+            for row in &push.load {
+                self.pushed.insert(row.endpoint, *row);
+                self.planner.pushed(row.endpoint);
+            }
+            if !push.run.records.is_empty() {
+                self.told = push.run.first + push.run.records.len() as u64 - 1;
+            }
+        }
+        let is_nothing = |row: &LoadRow| {
+            row.running == 0 && row.prefill_tokens == 0 && row.decode_tokens == 0 && row.placed_tokens == 0
+        };
+        self.pushed.retain(|_, row| !is_nothing(row));
+        self.shared.counters.pushes.up();
+        true
+    }
+
+    async fn post_pulse(&mut self) {
+        let now = self.shared.clock.now();
+        let pulse = self.shared.facts.pulse();
+        self.state = Presence { ready: pulse.ready, draining: pulse.draining, ..self.state };
+        let mut values = self.meta();
+        if now >= self.pulse_due {
+            let version = self.next_version(now);
+            for (index, part) in self.planner.plan(&pulse, version, now) {
+                values.extend(codec::to_text(&part).map(|text| (part_key(index), text)));
+            }
+            let bytes: usize = values.iter().map(|(key, value)| key.len() + value.len()).sum();
+            let copies = self.shared.directory.targets().len();
+            let config = &self.shared.config;
+            let after =
+                next_after((bytes * copies) as u64, config.pulse_bytes_per_second_max, config.pulse_every);
+            // The tick that is due just then may come a little early.
+            self.pulse_due = now.plus(after.saturating_sub(config.pulse_every / 2));
+        }
+        if !values.is_empty() {
+            self.shared.pulse_board.post(values).await;
+        }
+    }
+
+    /// How the replica stands, if that is not as posted.
+    fn meta(&mut self) -> Vec<(String, String)> {
+        if self.posted_state == Some(self.state) {
+            return Vec::new();
+        }
+        self.posted_state = Some(self.state);
+        let version = self.next_version(self.shared.clock.now());
+        let text = codec::to_text(&Meta { version, state: self.state });
+        text.map(|text| (META_KEY.to_owned(), text)).into_iter().collect()
+    }
+
+    /// Posts how far the ledger goes, and the records that no push has carried.
+    async fn post_ledger(&mut self) {
+        self.take_records();
+        let mut values = Vec::new();
+        {
+            let mut log = self.shared.log.lock();
+            let head = log.head();
+            if head.sequence > self.posted_head {
+                values.extend(codec::to_text(&head).map(|text| (HEAD_KEY.to_owned(), text)));
+                self.posted_head = head.sequence;
+            }
+            for (slot, run) in log.fill_slots(self.told + 1) {
+                values.extend(codec::to_text(&run).map(|text| (slot_key(slot), text)));
+            }
+            self.told = head.sequence;
+        }
+        if !values.is_empty() {
+            self.shared.ledger_board.post(values).await;
+        }
+    }
+
+    async fn say_goodbye(&mut self) {
+        self.state.goodbye = true;
+        let values = self.meta();
+        self.shared.pulse_board.post(values).await;
+        for _ in 0..GOODBYES {
+            let version = self.next_version(self.shared.clock.now());
+            let push = self.bare(version);
+            self.send(&[push]).await;
+            sleep(GOODBYE_PAUSE).await;
+        }
+        if !self.shared.directory.targets().is_empty() {
+            // Whoever got no push hears it from the board.
+            sleep(self.shared.config.pulse_every * 2).await;
+        }
+    }
+
+    /// Grows with every call, and tells the replica's own time.
+    fn next_version(&mut self, now: Moment) -> u64 {
+        self.version = (self.version + 1).max(now.micros() / 1_000);
+        self.version
+    }
+
+    fn take_records(&self) {
+        let records = self.shared.facts.take_ledger(TAKE_MAX);
+        if !records.is_empty() {
+            self.shared.log.lock().append(records);
+        }
+    }
+
+    fn bare(&self, version: u64) -> Push {
+        Push {
+            replica: self.shared.config.replica.clone(),
+            generation: self.shared.generation(),
+            version,
+            state: self.state,
+            head: self.shared.log.lock().head(),
+            run: Run::default(),
+            load: Vec::new(),
+        }
+    }
+}
