@@ -270,8 +270,7 @@ impl Run {
                 Spread::Session => conversation + u64::from(retries),
             };
             let outcome = self.client.ask(self.targets.at(turn), body.clone(), conversation, start).await;
-            if retries >= self.limits.retries_max || !outcome.retried_by_clients() || self.halt.is_cancelled()
-            {
+            if retries >= self.limits.retries_max || !outcome.retried_by_clients() {
                 return (outcome, retries);
             }
             sleep((RETRY_PAUSE * 2u32.saturating_pow(retries)).min(RETRY_PAUSE_MAX)).await;

@@ -95,11 +95,12 @@ async fn faults_of_an_engine_are_told_apart() {
 }
 
 #[tokio::test]
-async fn a_retried_refusal_is_no_failure() {
+async fn a_retried_refusal_is_no_failure_even_of_the_last_request() {
     let engine = engine().await;
     engine.fail(Fault::Status { status: 429, retry_after_s: Some(1) }, Some(1));
-    let mut plan = plan(&engine, Api::Chat, chats(2, 1));
+    let mut plan = plan(&engine, Api::Chat, chats(9, 1));
     plan.limits.retries_max = 1;
+    plan.limits.requests_max = Some(2);
     let report = drive_to_end(plan).await;
     assert_eq!((report.requests, report.failed(), report.retries), (2, 0, 1));
     assert_eq!(engine.requests(Route::Chat), 3);
