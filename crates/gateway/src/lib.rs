@@ -11,6 +11,7 @@ mod data;
 mod errors;
 mod headers;
 mod metrics;
+mod probe;
 mod request_id;
 mod serve;
 mod state;
@@ -19,6 +20,7 @@ mod upstream;
 mod worker;
 
 pub use metrics::{Gauges, GossipGauges, Metrics};
+pub use probe::Probe;
 pub use serve::{Listeners, Serving, start};
 pub use state::{GatewaySettings, GatewayState, Missing, Readiness};
 pub use upstream::UpstreamSettings;

@@ -1,3 +1,18 @@
-//! The one binary: CLI, configuration, wiring, demo and load.
+//! The one binary: command line, configuration, wiring, demo and load.
+//!
+//! The main choice: everything that reads files, flags, environment and signals is here, and only here;
+//! what it finds becomes plain checked values for the crates below. The library exists so that tests and
+//! benches start a [`replica::Replica`] in their own process and drive it with [`load`].
+//!
+//! Left out on purpose: decisions. Nothing here knows why an endpoint is chosen.
 
+pub mod cli;
+pub mod config;
+pub mod demo;
+pub mod explain;
+pub mod fetch;
 pub mod load;
+mod peers;
+pub mod ports;
+pub mod replica;
+pub mod serve;

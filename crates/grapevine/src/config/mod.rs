@@ -1,0 +1,257 @@
+//! What an operator asks for: flags, environment and a TOML file, read into one checked [`Config`].
+//!
+//! The main choice: [`KEYS`] lists every key once, with its help, its default and what it allows. The flag,
+//! the environment variable, the TOML key, `--help`, the reference in `docs/config.md` and every error message
+//! come from that list, so none of them can say something else. All faults are collected and reported
+//! together, each with its key, its value and what is allowed.
+
+mod core;
+mod keys;
+mod reference;
+mod sources;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use routing::ReplicaId;
+use routing::endpoint::EndpointSpec;
+use routing::settings::{Fault, Settings};
+
+pub use keys::{KEYS, Key, Kind};
+pub use reference::reference;
+use sources::Values;
+pub use sources::{Sources, read};
+
+/// How much of a faulty value is shown.
+const SHOWN_MAX: usize = 120;
+
+/// Every fault of a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Faults(pub Vec<Fault>);
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let n = self.0.len();
+        write!(f, "the configuration has {n} {}", if n == 1 { "fault" } else { "faults" })?;
+        self.0.iter().try_for_each(|fault| write!(f, "\n  {fault}"))
+    }
+}
+
+impl std::error::Error for Faults {}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Everything about one replica, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Public listener.
+    pub listen: SocketAddr,
+    /// Admin listener.
+    pub admin: SocketAddr,
+    /// Gossip port.
+    pub gossip: SocketAddr,
+    /// How others reach the gossip port, `HOST:PORT`; none: as it is bound.
+    pub advertise: Option<String>,
+    /// Gossip addresses of others.
+    pub seeds: Vec<String>,
+    /// The replica's name.
+    pub replica: ReplicaId,
+    /// Which cluster it belongs to.
+    pub cluster_id: String,
+    /// Files with the cluster keys, the newest first.
+    pub cluster_key_files: Vec<PathBuf>,
+    /// The engines.
+    pub endpoints: Vec<EndpointSpec>,
+    /// The core's settings: policy, filters, limits of its maps, how requests are read.
+    pub core: Settings,
+    /// What the admin listener asks for.
+    pub admin_token: Option<String>,
+    /// Threads that serve requests.
+    pub workers: usize,
+    /// Whether replies say how they were routed.
+    pub explain_headers: bool,
+    /// Log filter.
+    pub log: String,
+    /// How log lines look.
+    pub log_format: LogFormat,
+    /// Largest request body.
+    pub body_bytes_max: usize,
+    /// Limit for a connection to an engine.
+    pub connect_timeout: Duration,
+    /// Limit for a stream's first byte.
+    pub first_byte_timeout: Duration,
+    /// Limit for silence within a stream.
+    pub idle_timeout: Duration,
+    /// Limit for a whole stream.
+    pub total_timeout: Duration,
+    /// Limit for a reply in one piece.
+    pub total_timeout_whole: Duration,
+    /// Endpoints that one request may be sent to.
+    pub tries_max: u32,
+    /// Sessions with an actor of their own.
+    pub session_actors_max: usize,
+    /// Period of scrapes.
+    pub scrape_every: Duration,
+    /// Limit for a probe or scrape.
+    pub probe_timeout: Duration,
+    /// Gossip period of load and membership.
+    pub pulse_every: Duration,
+    /// Gossip period of placements.
+    pub ledger_every: Duration,
+    /// Shortest time between two pushes.
+    pub push_every: Duration,
+    /// Silence after which a replica is dead.
+    pub dead_after: Duration,
+    /// Longest wait for a snapshot.
+    pub snapshot_wait: Duration,
+    /// Time between "not ready" and the end of accepting.
+    pub drain_settle: Duration,
+    /// Longest time that streams may run after SIGTERM.
+    pub drain_deadline: Duration,
+    values: Values,
+}
+
+impl Config {
+    /// Builds the configuration of `values`, whose kinds have been checked; further faults are added.
+    fn from_values(values: &Values, faults: &mut Vec<Fault>) -> Option<Self> {
+        let checked = Checked(values);
+        let core = core::settings(values, &checked, faults);
+        let endpoints = endpoints(values, faults);
+        let admin_token = match values.one("admin_token_file") {
+            Some(file) => secret("admin_token_file", &file, faults),
+            None => None,
+        };
+        let cluster_key_files: Vec<PathBuf> =
+            values.all("cluster_key_file").iter().map(PathBuf::from).collect();
+        if cluster_key_files.len() > 2 {
+            faults.push(fault(
+                "cluster_key_file",
+                &format!("{} files", cluster_key_files.len()),
+                "at most two",
+            ));
+        }
+        let listen: SocketAddr = checked.get("listen")?;
+        let replica = values.one("replica_id").unwrap_or_else(|| made_up_name(listen));
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Some(Self {
+            listen,
+            admin: checked.get("admin")?,
+            gossip: checked.get("gossip")?,
+            advertise: values.one("advertise"),
+            seeds: values.all("seed"),
+            replica: ReplicaId::new(&replica),
+            cluster_id: values.one("cluster_id")?,
+            cluster_key_files,
+            endpoints,
+            core,
+            admin_token,
+            workers: checked.get("workers").unwrap_or(cores),
+            explain_headers: checked.get("explain_headers")?,
+            log: values.one("log")?,
+            log_format: if values.one("log_format")? == "json" { LogFormat::Json } else { LogFormat::Text },
+            body_bytes_max: checked.get("body_bytes_max")?,
+            connect_timeout: checked.millis("connect_timeout_ms")?,
+            first_byte_timeout: checked.millis("first_byte_timeout_ms")?,
+            idle_timeout: checked.millis("idle_timeout_ms")?,
+            total_timeout: checked.millis("total_timeout_ms")?,
+            total_timeout_whole: checked.millis("total_timeout_whole_ms")?,
+            tries_max: checked.get("tries_max")?,
+            session_actors_max: checked.get("session_actors_max")?,
+            scrape_every: checked.millis("scrape_every_ms")?,
+            probe_timeout: checked.millis("probe_timeout_ms")?,
+            pulse_every: checked.millis("pulse_every_ms")?,
+            ledger_every: checked.millis("ledger_every_ms")?,
+            push_every: checked.millis("push_every_ms")?,
+            dead_after: checked.millis("dead_after_ms")?,
+            snapshot_wait: checked.millis("snapshot_wait_ms")?,
+            drain_settle: checked.millis("drain_settle_ms")?,
+            drain_deadline: checked.millis("drain_deadline_ms")?,
+            values: values.clone(),
+        })
+    }
+
+    /// What `newer` would change that only a restart can change.
+    pub fn fixed_changes(&self, newer: &Self) -> Vec<Fault> {
+        let fixed = KEYS.iter().filter(|key| !key.reload);
+        let changed = fixed.filter(|key| self.values.all(key.name) != newer.values.all(key.name));
+        changed
+            .map(|key| {
+                let running = self.values.all(key.name).join(" ");
+                fault(
+                    key.name,
+                    &newer.values.all(key.name).join(" "),
+                    &format!("`{running}` until a restart"),
+                )
+            })
+            .collect()
+    }
+}
+
+/// Values whose kinds have been checked: what still can't be read has its fault reported already.
+struct Checked<'a>(&'a Values);
+
+impl Checked<'_> {
+    fn get<T: FromStr>(&self, name: &str) -> Option<T> {
+        self.0.one(name)?.parse().ok()
+    }
+
+    fn millis(&self, name: &str) -> Option<Duration> {
+        self.get(name).map(Duration::from_millis)
+    }
+}
+
+fn endpoints(values: &Values, faults: &mut Vec<Fault>) -> Vec<EndpointSpec> {
+    let mut specs: Vec<EndpointSpec> = Vec::new();
+    for text in values.all("endpoint") {
+        match EndpointSpec::parse(&text) {
+            Ok(parsed) => {
+                for spec in parsed {
+                    if specs.iter().any(|other| other.id() == spec.id()) {
+                        faults.push(fault("endpoint", &text, "each endpoint once"));
+                    } else {
+                        specs.push(spec);
+                    }
+                }
+            }
+            Err(error) => faults.push(fault("endpoint", &text, &error.to_string())),
+        }
+    }
+    specs
+}
+
+fn secret(key: &'static str, file: &str, faults: &mut Vec<Fault>) -> Option<String> {
+    // A file that can't be read has been reported by its kind.
+    let text = std::fs::read_to_string(file).ok()?;
+    let token = text.trim();
+    if token.is_empty() || token.len() > 1_024 || !token.is_ascii() {
+        faults.push(fault(key, file, "a file with one line of 1 to 1,024 ASCII characters"));
+        return None;
+    }
+    Some(token.to_owned())
+}
+
+/// A name that two replicas hardly share: host, port and the time of the start.
+fn made_up_name(listen: SocketAddr) -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host: String = host.trim().chars().filter(char::is_ascii_graphic).take(32).collect();
+    let host = if host.is_empty() { "replica".to_owned() } else { host };
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    format!("{host}-{}-{:x}", listen.port(), since.as_micros())
+}
+
+fn fault(key: &str, value: &str, allowed: &str) -> Fault {
+    let shown: String = value.chars().take(SHOWN_MAX).collect();
+    Fault { key: key.to_owned(), value: shown, allowed: allowed.to_owned() }
+}

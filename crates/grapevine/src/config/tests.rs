@@ -1,0 +1,173 @@
+use std::io::Write as _;
+
+use routing::endpoint_filter::FilterName;
+use routing::policy::PolicyName;
+
+use super::*;
+
+fn file(text: &str) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file
+}
+
+fn from_file(text: &str) -> Result<Config, Faults> {
+    let file = file(text);
+    read(&Sources { file: Some(file.path().to_owned()), ..Sources::default() })
+}
+
+fn from_flags(flags: &[(&'static str, &str)]) -> Result<Config, Faults> {
+    let flags = flags.iter().map(|(key, value)| (*key, vec![(*value).to_owned()])).collect();
+    read(&Sources { flags, ..Sources::default() })
+}
+
+/// A value that differs from the default, for every key.
+fn other_value(key: &Key) -> String {
+    match key.kind {
+        Kind::Address => "127.0.0.1:4444".to_owned(),
+        Kind::HostPort => "other:4444".to_owned(),
+        Kind::Integer(min, max) => {
+            if key.default == (min + 1).to_string() { max } else { min + 1 }.to_string()
+        }
+        Kind::Number(min, _) => (min + 0.25).to_string(),
+        Kind::Choice(words) => (*words.last().unwrap()).to_owned(),
+        Kind::Switch => if key.default == "true" { "false" } else { "true" }.to_owned(),
+        Kind::Text(_) => "other".to_owned(),
+        Kind::File => concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml").to_owned(),
+        Kind::Endpoint => "http://other:4444,role=decode".to_owned(),
+        Kind::Policy => "round-robin".to_owned(),
+        Kind::Filter => "kv-pressure".to_owned(),
+        Kind::Affinity => "none".to_owned(),
+    }
+}
+
+#[test]
+fn a_key_means_the_same_in_a_flag_a_variable_and_a_file() {
+    for key in KEYS.iter().filter(|key| !matches!(key.kind, Kind::File)) {
+        let value = other_value(key);
+        let flag =
+            from_flags(&[(key.name, &value)]).unwrap_or_else(|faults| panic!("{}: {faults}", key.name));
+        let environment = vec![(key.variable(), value.clone())];
+        let variable = read(&Sources { environment, ..Sources::default() }).unwrap();
+        let quoted = if key.many { format!("[{value:?}]") } else { format!("{value:?}") };
+        let file = from_file(&format!("{} = {quoted}\n", key.name)).unwrap();
+        for other in [&variable, &file] {
+            assert_eq!(flag.values, other.values, "{}", key.name);
+        }
+        assert_eq!(flag.values.all(key.name), [value.as_str()], "{}", key.name);
+    }
+}
+
+#[test]
+fn a_flag_beats_a_variable_which_beats_the_file() {
+    let file = file("tries_max = 1\nidle_timeout_ms = 1\nconnect_timeout_ms = 1\n");
+    let environment = vec![
+        ("GRAPEVINE_TRIES_MAX".to_owned(), "2".to_owned()),
+        ("GRAPEVINE_IDLE_TIMEOUT_MS".to_owned(), "2".to_owned()),
+    ];
+    let flags = vec![("tries_max", vec!["3".to_owned()])];
+    let sources = Sources { file: Some(file.path().to_owned()), flags, environment, ..Sources::default() };
+    let config = read(&sources).unwrap();
+    assert_eq!(config.tries_max, 3);
+    assert_eq!(config.idle_timeout, Duration::from_millis(2));
+    assert_eq!(config.connect_timeout, Duration::from_millis(1));
+}
+
+#[test]
+fn numbers_of_policies_and_filters_come_from_tables_or_behind_the_name() {
+    let tables = "endpoint_filter = [\"queue-percentile\"]\n[policy]\nname = \"prefix-ring\"\n\
+        [policy.prefix-ring]\nbound = 2\nhash = \"simhash\"\n[filter.queue-percentile]\npercentile = 0.5\n";
+    let file = from_file(tables).unwrap();
+    assert_eq!(file.core.policy, PolicyName::PrefixRing);
+    assert_eq!(file.core.filters, [FilterName::QueuePercentile]);
+    let flags = from_flags(&[
+        ("policy", "prefix-ring,bound=2,hash=simhash"),
+        ("endpoint_filter", "queue-percentile,percentile=0.5"),
+    ])
+    .unwrap();
+    assert_eq!(file.core, flags.core);
+    assert_ne!(file.core.policy_tables, Settings::default().policy_tables);
+    assert_ne!(file.core.filter_tables, Settings::default().filter_tables);
+}
+
+#[test]
+fn all_faults_are_reported_at_once_with_key_value_and_what_is_allowed() {
+    let text = "listen = \"nowhere\"\ncolour = \"red\"\nendpoint = [\"http://a:1,role=boss\", \"ftp://b\"]\n\
+        endpoint_filter = [\"sieve\"]\ntries_max = 99\n[policy]\nname = \"guess\"\n[policy.cost]\nspeed = 3\ntie_ms = \"x\"\n\
+        [policy.moon]\nphase = 1\n";
+    let faults = from_file(text).unwrap_err();
+    let shown = faults.to_string();
+    for part in [
+        "listen",
+        "nowhere",
+        "colour",
+        "`boss`; allowed: prefill, decode, both",
+        "ftp://b",
+        "sieve",
+        "queue-percentile",
+        "tries_max",
+        "99",
+        "1 to 10",
+        "guess",
+        "prefix-longest",
+        "policy.cost.speed",
+        "tie_ms",
+        "policy.moon.phase",
+    ] {
+        assert!(shown.contains(part), "{part} is missing in: {shown}");
+    }
+    assert_eq!(faults.0.len(), 10, "{shown}");
+}
+
+#[test]
+fn numbers_out_of_range_are_faults_though_each_can_be_read() {
+    let shown = from_flags(&[("policy", "cost,tie_ms=-1")]).unwrap_err().to_string();
+    assert!(shown.contains("policy.cost.tie_ms") && shown.contains("-1"), "{shown}");
+}
+
+#[test]
+fn broken_files_variables_and_flags_are_named() {
+    assert!(from_file("listen = ").unwrap_err().to_string().contains("TOML"));
+    let missing = Sources { file: Some("/nonexistent/g.toml".into()), ..Sources::default() };
+    assert!(read(&missing).unwrap_err().to_string().contains("/nonexistent/g.toml"));
+    let environment = vec![("GRAPEVINE_LISEN".to_owned(), "x".to_owned())];
+    let shown = read(&Sources { environment, ..Sources::default() }).unwrap_err().to_string();
+    assert!(shown.contains("GRAPEVINE_LISEN"), "{shown}");
+    let unknown_flags = vec!["--colour".to_owned()];
+    let shown = read(&Sources { unknown_flags, ..Sources::default() }).unwrap_err().to_string();
+    assert!(shown.contains("--colour"), "{shown}");
+}
+
+#[test]
+fn what_kubernetes_puts_into_the_environment_is_not_a_fault() {
+    let environment = [
+        "GRAPEVINE_SERVICE_HOST",
+        "GRAPEVINE_PORT",
+        "GRAPEVINE_PORT_8080_TCP",
+        "GRAPEVINE_SERVICE_PORT_HTTP",
+    ]
+    .map(|name| (name.to_owned(), "tcp://10.0.0.1:8080".to_owned()));
+    assert!(read(&Sources { environment: environment.to_vec(), ..Sources::default() }).is_ok());
+}
+
+#[test]
+fn the_same_endpoint_twice_is_a_fault() {
+    let text = "endpoint = [\"http://a:1\", \"http://A:1/\"]\n";
+    assert!(from_file(text).unwrap_err().to_string().contains("each endpoint once"));
+}
+
+#[test]
+fn only_live_keys_can_be_changed_without_a_restart() {
+    let before = from_file("listen = \"127.0.0.1:1\"\n").unwrap();
+    let live = from_file("listen = \"127.0.0.1:1\"\npolicy = \"random\"\n").unwrap();
+    assert!(before.fixed_changes(&live).is_empty());
+    let fixed = from_file("listen = \"127.0.0.1:2\"\n").unwrap();
+    assert_eq!(before.fixed_changes(&fixed)[0].key, "listen");
+}
+
+#[test]
+fn the_reference_is_what_the_code_says() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/config.md");
+    let written = std::fs::read_to_string(path).unwrap_or_default();
+    assert_eq!(written, reference(), "run `grapevine check --reference > docs/config.md`");
+}
