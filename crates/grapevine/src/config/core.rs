@@ -35,6 +35,12 @@ pub(super) fn settings(values: &Values, checked: &Checked<'_>, faults: &mut Vec<
     if let Some(ms) = checked.get::<f32>("itl_ms") {
         settings.speed.itl_us = ms * 1_000.0;
     }
+    if let Some(every) = checked.millis("probe_every_ms") {
+        settings.breaker.probe_every = every;
+    }
+    if let Some(limit) = checked.millis("probe_timeout_ms") {
+        settings.breaker.probe_timeout = limit;
+    }
     if let Some(bytes) = checked.get("bytes_per_token") {
         settings.rules.bytes_per_token = bytes;
     }

@@ -243,11 +243,11 @@ pub const KEYS: &[Key] = &[
     key("probe_timeout_ms", Integer(1, 600_000), "1000", "limit for a probe or scrape"),
     live(key(
         "prefill_us_per_token",
-        Number(0.1, 1e6),
+        Number(1.0, 1e6),
         "250",
         "assumed prefill time of an unknown engine, us per token",
     )),
-    live(key("itl_ms", Number(0.01, 1e5), "12", "assumed time between tokens of an unknown engine, ms")),
+    live(key("itl_ms", Number(0.01, 1e4), "12", "assumed time between tokens of an unknown engine, ms")),
     live(key(
         "bytes_per_token",
         Number(0.5, 64.0),
