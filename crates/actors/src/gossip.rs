@@ -148,7 +148,7 @@ impl GossipActor {
         match cause {
             DeathCause::Goodbye => info!(%replica, "replica said goodbye"),
             DeathCause::Silent | DeathCause::Refused => {
-                warn!(%replica, cause = cause.as_str(), "replica is dead")
+                warn!(%replica, cause = cause.as_str(), "replica is dead");
             }
         }
         self.router.replica_gone(replica);

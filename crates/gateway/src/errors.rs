@@ -85,6 +85,11 @@ impl EdgeError {
         )
     }
 
+    /// Something of our own that should not fail did.
+    pub(crate) fn internal(message: &str) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+    }
+
     /// No token, or the wrong one.
     pub(crate) fn unauthorized() -> Self {
         Self::new(StatusCode::UNAUTHORIZED, "unauthorized", "A valid bearer token is required.")
@@ -247,7 +252,7 @@ mod tests {
 
     use super::*;
 
-    fn check(error: EdgeError, status: u16, kind: &str, code: &str) {
+    fn check(error: &EdgeError, status: u16, kind: &str, code: &str) {
         let json: serde_json::Value = serde_json::from_slice(&error.json()).unwrap();
         let keys: Vec<_> = json["error"].as_object().unwrap().keys().cloned().collect();
         assert_eq!(keys, ["code", "message", "param", "type"]);
@@ -261,16 +266,16 @@ mod tests {
     #[test]
     fn every_failure_has_its_status_and_openai_s_shape() {
         let invalid = "invalid_request_error";
-        check(BodyFault::TooLarge { max: 5 }.into(), 413, invalid, "request_too_large");
-        check(BodyFault::TooSlow.into(), 408, invalid, "body_timeout");
-        check(Refusal::ModelUnknown { model: "m".into() }.into(), 404, invalid, "model_not_found");
-        check(Refusal::ModelRequired { served: vec!["a".into()] }.into(), 400, invalid, "model_required");
-        check(Refusal::NoEndpointConfigured.into(), 503, "server_error", "no_endpoint");
-        check(Refusal::Overloaded { retry_after_ms: 1 }.into(), 429, "rate_limit_error", "overloaded");
+        check(&BodyFault::TooLarge { max: 5 }.into(), 413, invalid, "request_too_large");
+        check(&BodyFault::TooSlow.into(), 408, invalid, "body_timeout");
+        check(&Refusal::ModelUnknown { model: "m".into() }.into(), 404, invalid, "model_not_found");
+        check(&Refusal::ModelRequired { served: vec!["a".into()] }.into(), 400, invalid, "model_required");
+        check(&Refusal::NoEndpointConfigured.into(), 503, "server_error", "no_endpoint");
+        check(&Refusal::Overloaded { retry_after_ms: 1 }.into(), 429, "rate_limit_error", "overloaded");
         let failure = LegFailure::new(LegFault::Reset);
-        check(EdgeError::of_give_up(&GiveUp::BadGateway { failure }), 502, "server_error", "bad_gateway");
+        check(&EdgeError::of_give_up(&GiveUp::BadGateway { failure }), 502, "server_error", "bad_gateway");
         check(
-            EdgeError::of_give_up(&GiveUp::Timeout { limit: Limit::FirstByte }),
+            &EdgeError::of_give_up(&GiveUp::Timeout { limit: Limit::FirstByte }),
             504,
             "server_error",
             "first_byte_timeout",

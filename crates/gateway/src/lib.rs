@@ -7,6 +7,7 @@
 //! Left out on purpose: gossip, scoring, configuration files; who embeds the gateway brings a router, the
 //! lifecycles and two listeners.
 
+mod admin;
 mod data;
 mod errors;
 mod headers;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use actors::Clock;
 use actors::lifecycle::Lifecycles;
+use actors::{Clock, Cluster, Sessions};
 use arc_swap::ArcSwap;
 use routing::Router;
 use serde::Serialize;
 
-use crate::metrics::Metrics;
+use crate::metrics::{Gauges, Metrics};
 use crate::upstream::UpstreamSettings;
 
 /// What can be set of the gateway.
@@ -43,16 +43,10 @@ impl Default for GatewaySettings {
 /// Whether the replica should be sent requests. Apart from liveness: a process that is not ready is well.
 #[derive(Debug, Default)]
 pub struct Readiness {
-    snapshot_applied: AtomicBool,
     draining: AtomicBool,
 }
 
 impl Readiness {
-    /// The replica has learned from another (or found itself alone, or waited long enough).
-    pub fn snapshot_applied(&self) {
-        self.snapshot_applied.store(true, Ordering::Release);
-    }
-
     /// The replica is on its way out.
     pub fn draining(&self) {
         self.draining.store(true, Ordering::Release);
@@ -61,21 +55,6 @@ impl Readiness {
     /// Whether it is on its way out.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
-    }
-
-    /// What is missing; empty means ready.
-    pub fn missing(&self, router: &Router) -> Vec<Missing> {
-        let mut missing = Vec::new();
-        if !self.snapshot_applied.load(Ordering::Acquire) {
-            missing.push(Missing::Snapshot);
-        }
-        if !router.has_usable_endpoint() {
-            missing.push(Missing::Endpoint);
-        }
-        if self.is_draining() {
-            missing.push(Missing::Draining);
-        }
-        missing
     }
 }
 
@@ -92,7 +71,6 @@ pub enum Missing {
 }
 
 /// What all workers share.
-#[derive(Debug)]
 pub struct GatewayState {
     /// The core.
     pub router: Arc<Router>,
@@ -106,16 +84,32 @@ pub struct GatewayState {
     pub readiness: Readiness,
     /// What is counted.
     pub metrics: Metrics,
+    /// The other replicas.
+    pub cluster: Arc<Cluster>,
+    /// The sessions' actors.
+    pub sessions: Sessions,
+    /// Figures that only the gossip and the actors know.
+    pub gauges: Gauges,
+}
+
+impl std::fmt::Debug for GatewayState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GatewayState").field("router", &self.router).finish_non_exhaustive()
+    }
 }
 
 impl GatewayState {
     /// A gateway in front of `router`.
+    #[expect(clippy::too_many_arguments, reason = "each is a part of the replica, handed over once")]
     pub fn new(
         router: Arc<Router>,
         lifecycles: Lifecycles,
         clock: Clock,
         settings: GatewaySettings,
         metrics: Metrics,
+        cluster: Arc<Cluster>,
+        sessions: Sessions,
+        gauges: Gauges,
     ) -> Self {
         Self {
             router,
@@ -124,6 +118,24 @@ impl GatewayState {
             settings: ArcSwap::from_pointee(settings),
             readiness: Readiness::default(),
             metrics,
+            cluster,
+            sessions,
+            gauges,
         }
+    }
+
+    /// What is missing for the replica to be sent requests; empty means ready.
+    pub fn missing(&self) -> Vec<Missing> {
+        let mut missing = Vec::new();
+        if !self.cluster.caught_up() {
+            missing.push(Missing::Snapshot);
+        }
+        if !self.router.has_usable_endpoint() {
+            missing.push(Missing::Endpoint);
+        }
+        if self.readiness.is_draining() {
+            missing.push(Missing::Draining);
+        }
+        missing
     }
 }

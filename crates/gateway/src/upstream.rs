@@ -121,11 +121,7 @@ impl Target {
         } else {
             PathAndQuery::try_from(format!("{}{path_and_query}", self.base))?
         };
-        Ok(Uri::builder()
-            .scheme(Scheme::HTTP)
-            .authority(self.authority.clone())
-            .path_and_query(path)
-            .build()?)
+        Uri::builder().scheme(Scheme::HTTP).authority(self.authority.clone()).path_and_query(path).build()
     }
 }
 
@@ -188,7 +184,16 @@ impl Upstream {
     }
 }
 
-fn fault_of(error: &ClientError) -> LegFault {
+/// The URI of a path at an endpoint.
+///
+/// # Errors
+/// When its URL or the path can't be used.
+pub(crate) fn target_uri(spec: &EndpointSpec, path: &str) -> Result<Uri, LegFault> {
+    Target::of(spec)?.uri(path).map_err(|_| LegFault::ConnectTimeout)
+}
+
+/// How a leg failed before its reply's head.
+pub(crate) fn fault_of(error: &ClientError) -> LegFault {
     if error.is_connect() {
         return match io_kind(error) {
             Some(std::io::ErrorKind::ConnectionRefused) => LegFault::ConnectRefused,

@@ -5,12 +5,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use actix_web::http::StatusCode;
-use actors::lifecycle::{Ended, LifecycleHandle, LifecyclePort, WorkerLifecycles};
+use actors::TurnEnded;
+use actors::lifecycle::{Account, Ended, LifecycleHandle, LifecyclePort, WorkerLifecycles};
 use rand::SeedableRng;
 use routing::decision::Footing;
-use routing::endpoint::{Role, Serves, Signal, StandingChange};
+use routing::endpoint::{Role, Signal, StandingChange};
 use routing::lifecycle::{GiveUp, Verdict};
-use routing::request::{RequestShape, Route};
+use routing::request::{RequestShape, Route, response_key};
 use routing::router::Measurement;
 use routing::{Chosen, EndpointId, Moment, Refusal, Rng};
 
@@ -68,6 +69,9 @@ impl Worker {
         id: &str,
     ) -> Result<Chosen, Refusal> {
         let chosen = self.state.router.choose(shape, tried, self.now(), &mut self.rng.borrow_mut())?;
+        if let Some(session) = shape.session {
+            self.state.sessions.began(session);
+        }
         self.port.metrics.decision(&chosen.decision);
         tracing::debug!(
             id,
@@ -83,7 +87,19 @@ impl Worker {
 
     /// Remembers which endpoint made a response, so that what refers to it goes there.
     pub(crate) fn pin_response(&self, id: &str, handle: &LifecycleHandle) {
-        let _ = (id, handle);
+        if let Some(endpoint) = handle.endpoint() {
+            self.state.router.pin(response_key(id.as_bytes()), endpoint, self.now());
+        }
+    }
+
+    /// Every endpoint but the one where the response with this id was made: to be left out when what
+    /// concerns it is sent on.
+    pub(crate) fn all_but_home_of(&self, response: &str) -> Option<Vec<EndpointId>> {
+        let router = &self.state.router;
+        let home = router.session(response_key(response.as_bytes())).home()?.endpoint;
+        let view = router.view();
+        view.get(home)?;
+        Some(view.endpoints.iter().map(|endpoint| endpoint.id).filter(|id| *id != home).collect())
     }
 
     /// Counts and logs a request that was answered without a lifecycle.
@@ -127,6 +143,14 @@ impl LifecyclePort for Port {
 
     fn withdraw(&self, shape: &RequestShape, footing: &Footing) {
         self.state.router.withdraw(shape, footing);
+    }
+
+    fn leg_over(&self, shape: &RequestShape, endpoint: EndpointId, account: &Account, finished: bool) {
+        let Some(session) = shape.session else { return };
+        let prompt_tokens = account.prompt_tokens.unwrap_or(shape.prompt_tokens);
+        let warm_tokens = prompt_tokens.saturating_add(account.output_tokens.unwrap_or(account.events));
+        let warm_tokens = finished.then_some(warm_tokens);
+        self.state.sessions.ended(session, TurnEnded { endpoint, warm_tokens, qoe: None });
     }
 
     fn ended(&self, ended: &Ended<'_>) {
@@ -187,11 +211,11 @@ fn status_of(ended: &Ended<'_>) -> u16 {
     }
 }
 
-/// A model's name becomes a label only if the endpoint is known to serve it.
+/// A model's name becomes a label only if the endpoint lists it: else clients could make labels.
 fn model_label<'a>(ended: &Ended<'a>) -> &'a str {
     match (ended.shape.model.as_deref(), ended.endpoint) {
         (None, _) => MODEL_UNNAMED,
-        (Some(model), Some(endpoint)) if endpoint.serves(model) == Serves::Yes => model,
+        (Some(model), Some(endpoint)) if endpoint.lists(model) => model,
         (Some(_), _) => MODEL_UNKNOWN,
     }
 }

@@ -193,7 +193,11 @@ impl Shared {
         match effect {
             // The order that follows drops the leg.
             Effect::AbortUpstream { .. } => {}
-            Effect::Release { endpoint } => self.release(Some(endpoint)),
+            Effect::Release { endpoint } => {
+                self.release(Some(endpoint));
+                let finished = self.row.phase() == Phase::Finished;
+                port.leg_over(&self.shape, endpoint, &self.account.borrow(), finished);
+            }
             Effect::FirstToken { endpoint } => {
                 if let Some(charge) =
                     self.charge.borrow().as_ref().filter(|charge| charge.endpoint().id == endpoint)
@@ -272,6 +276,11 @@ impl LifecycleHandle {
         &self.shared.shape
     }
 
+    /// The endpoint that it was sent to last.
+    pub fn endpoint(&self) -> Option<EndpointId> {
+        self.shared.endpoint.borrow().as_ref().map(|endpoint| endpoint.id)
+    }
+
     /// Where the request stands, as far as the actor has heard.
     pub fn phase(&self) -> Phase {
         self.shared.row.phase()
@@ -323,11 +332,6 @@ impl LifecycleHandle {
             self.shared.endpoint.borrow().as_ref().map_or(1, |endpoint| endpoint.own_running(now));
         self.shared.release(None);
         self.shared.tell(Event::LegFailed { failure, in_flight }, now);
-    }
-
-    /// The replica ends, and the time for what runs is up. An order follows.
-    pub fn shut_down(&self) {
-        self.tell(Event::Shutdown);
     }
 
     /// The reply is there to its last byte. The charge goes back at once, so that the client's next request

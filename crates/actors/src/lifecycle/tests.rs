@@ -6,7 +6,7 @@ use std::time::Duration;
 use rand::SeedableRng;
 use routing::decision::Footing;
 use routing::endpoint::{Cause, Endpoint, EndpointSpec, Signal};
-use routing::lifecycle::{GiveUp, Limit, Phase, Verdict};
+use routing::lifecycle::{EndCause, GiveUp, Limit, Phase, Verdict};
 use routing::request::{RequestShape, Route, ShapeRules};
 use routing::retry::{BudgetConfig, LegFailure, LegFault};
 use routing::settings::Settings;
@@ -18,6 +18,7 @@ struct FakePort {
     now: Cell<Moment>,
     router: Router,
     ended: RefCell<Vec<Verdict>>,
+    legs_over: RefCell<Vec<bool>>,
 }
 
 impl LifecyclePort for FakePort {
@@ -29,6 +30,9 @@ impl LifecyclePort for FakePort {
     }
     fn withdraw(&self, shape: &RequestShape, footing: &Footing) {
         self.router.withdraw(shape, footing);
+    }
+    fn leg_over(&self, _: &RequestShape, _: EndpointId, _: &Account, finished: bool) {
+        self.legs_over.borrow_mut().push(finished);
     }
     fn ended(&self, ended: &Ended<'_>) {
         self.ended.borrow_mut().push(ended.outcome.verdict);
@@ -47,7 +51,12 @@ impl Bench {
         let router = Router::new(ReplicaId::new("r"), 1, Settings::default()).unwrap();
         let spec = |url| EndpointSpec::at(url).unwrap();
         router.set_endpoints(vec![spec("http://a:1"), spec("http://b:1")], Moment::default());
-        let port = Rc::new(FakePort { now: Cell::default(), router, ended: RefCell::default() });
+        let port = Rc::new(FakePort {
+            now: Cell::default(),
+            router,
+            ended: RefCell::default(),
+            legs_over: RefCell::default(),
+        });
         let all = Lifecycles::new(LifecycleSettings::default(), BudgetConfig::default());
         let worker = all.on_worker(Rc::clone(&port) as Rc<dyn LifecyclePort>);
         Self { port, all, worker }
@@ -103,6 +112,7 @@ async fn a_finished_request_gives_its_charge_back_at_once_and_is_shown_as_ended(
     drop(handle);
     bench.until("the end", |bench| bench.all.table().in_flight() == 0).await;
     assert_eq!(*bench.port.ended.borrow(), [Verdict::Finished { status: 200 }]);
+    assert_eq!(*bench.port.legs_over.borrow(), [true]);
     let row = bench.all.table().find("id-1", bench.port.now()).unwrap();
     assert_eq!((row.phase, row.took_ms), ("finished", Some(0.0)));
 }
@@ -132,6 +142,7 @@ async fn a_failed_leg_is_ordered_elsewhere_until_all_were_tried() {
     assert_eq!(handle.order().await, Order::RetryElsewhere { after: refused() });
     handle.refused();
     assert_eq!(handle.order().await, Order::GiveUp(GiveUp::BadGateway { failure: refused() }));
+    assert_eq!(*bench.port.legs_over.borrow(), [false, false]);
 }
 
 #[actix::test]
@@ -231,5 +242,20 @@ async fn a_request_that_waits_at_an_engine_found_dead_by_probes_is_ordered_elsew
     }
     let after = LegFailure::new(LegFault::EndpointLost(Cause::Silent));
     assert_eq!(handle.order().await, Order::RetryElsewhere { after });
+    assert_eq!(bench.running(), 0);
+}
+
+#[actix::test]
+async fn when_the_replica_ends_every_request_is_told_how_to_end() {
+    let bench = Bench::new();
+    let streaming = bench.begin(true);
+    bench.dispatch(&streaming, &[]);
+    streaming.head_arrived(200);
+    streaming.first_byte();
+    let waiting = bench.begin(false);
+    bench.dispatch(&waiting, &[]);
+    bench.all.end_all();
+    assert_eq!(streaming.order().await, Order::EndWithErrorEvent(EndCause::Shutdown));
+    assert_eq!(waiting.order().await, Order::GiveUp(GiveUp::Unavailable));
     assert_eq!(bench.running(), 0);
 }

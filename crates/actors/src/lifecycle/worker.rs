@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -31,6 +31,9 @@ pub trait LifecyclePort {
     fn report(&self, endpoint: EndpointId, signal: Signal);
     /// Takes a request's placement back.
     fn withdraw(&self, shape: &RequestShape, footing: &Footing);
+    /// Hears that the request is over at this endpoint; called once for each that it was sent to. `finished`
+    /// says that the reply came to its end there.
+    fn leg_over(&self, shape: &RequestShape, endpoint: EndpointId, account: &Account, finished: bool);
     /// Hears how a request has ended; called once for each.
     fn ended(&self, ended: &Ended<'_>);
 }
@@ -93,6 +96,7 @@ pub struct Lifecycles {
     budget: Arc<RetryBudget>,
     table: Arc<RequestTable>,
     counts: Arc<LifecycleCounts>,
+    ending: Arc<AtomicBool>,
 }
 
 impl Lifecycles {
@@ -103,7 +107,14 @@ impl Lifecycles {
             budget: Arc::new(RetryBudget::new(budget)),
             table: Arc::default(),
             counts: Arc::default(),
+            ending: Arc::default(),
         }
+    }
+
+    /// The time for what runs is up: every request in flight, and every one to come, is ended so that its
+    /// client can tell.
+    pub fn end_all(&self) {
+        self.ending.store(true, Ordering::Release);
     }
 
     /// Takes other settings for the requests to come; those in flight keep theirs.
@@ -198,8 +209,10 @@ impl Inner {
 
     fn sweep(&self) {
         let now = self.port.now();
+        let ending = self.all.ending.load(Ordering::Acquire);
         let needs_care = |shared: &&Rc<Shared>| {
-            shared.is_lost()
+            ending
+                || shared.is_lost()
                 || shared.driver_gone()
                 || shared.has_deadline_by(now)
                 || shared.endpoint_lost().is_some()
@@ -214,6 +227,8 @@ impl Inner {
             if shared.driver_gone() {
                 // It was told so already, unless its mailbox was full or the actor lost.
                 shared.tell(Event::ClientGone, now);
+            } else if ending {
+                shared.tell(Event::Shutdown, now);
             } else if shared.has_deadline_by(now) {
                 shared.tell_tick(now);
             } else if let Some(cause) = shared.endpoint_lost() {

@@ -26,6 +26,9 @@ use crate::stream::Ending;
 use crate::upstream::OutBody;
 use crate::worker::Worker;
 
+/// Endpoints that a request must not go to.
+pub(crate) type Shunned = SmallVec<[EndpointId; 3]>;
+
 /// What goes to the engine as the request's body.
 pub(crate) enum Outbound {
     /// The client's bytes: can be sent again.
@@ -71,8 +74,8 @@ impl Driver {
     }
 
     /// Sees the request through, up to a response whose body may still be coming.
-    pub(crate) async fn run(mut self) -> HttpResponse {
-        let mut tried: SmallVec<[EndpointId; 3]> = SmallVec::new();
+    pub(crate) async fn run(mut self, shunned: Shunned) -> HttpResponse {
+        let mut tried = shunned;
         let mut kept = None;
         let mut refusal = None;
         loop {

@@ -54,24 +54,24 @@ impl<'a> Face<'a> {
 mod tests {
     use super::*;
 
-    fn check(method: Method, path: &str, want: Face<'_>) {
-        assert_eq!(Face::of(&method, path), want, "{method} {path}");
+    fn check(method: &Method, path: &str, want: Face<'_>) {
+        assert_eq!(Face::of(method, path), want, "{method} {path}");
     }
 
     #[test]
     fn paths_find_their_faces() {
-        check(Method::POST, "/v1/chat/completions", Face::Generate(Route::ChatCompletions));
-        check(Method::POST, "/v1/responses", Face::Generate(Route::Responses));
-        check(Method::GET, "/v1/chat/completions", Face::Other);
-        check(Method::GET, "/v1/responses/resp_1", Face::Response("resp_1"));
-        check(Method::POST, "/v1/responses/resp_1/cancel", Face::Response("resp_1"));
-        check(Method::DELETE, "/v1/responses/resp_1", Face::Response("resp_1"));
-        check(Method::POST, "/v1/responses/", Face::Other);
-        check(Method::GET, "/v1/models", Face::Models);
-        check(Method::GET, "/v1/models/org/name", Face::Model("org/name"));
-        check(Method::POST, "/v1/models", Face::Other);
-        check(Method::GET, "/livez", Face::Live);
-        check(Method::POST, "/readyz", Face::Other);
-        check(Method::POST, "/tokenize", Face::Other);
+        check(&Method::POST, "/v1/chat/completions", Face::Generate(Route::ChatCompletions));
+        check(&Method::POST, "/v1/responses", Face::Generate(Route::Responses));
+        check(&Method::GET, "/v1/chat/completions", Face::Other);
+        check(&Method::GET, "/v1/responses/resp_1", Face::Response("resp_1"));
+        check(&Method::POST, "/v1/responses/resp_1/cancel", Face::Response("resp_1"));
+        check(&Method::DELETE, "/v1/responses/resp_1", Face::Response("resp_1"));
+        check(&Method::POST, "/v1/responses/", Face::Other);
+        check(&Method::GET, "/v1/models", Face::Models);
+        check(&Method::GET, "/v1/models/org/name", Face::Model("org/name"));
+        check(&Method::POST, "/v1/models", Face::Other);
+        check(&Method::GET, "/livez", Face::Live);
+        check(&Method::POST, "/readyz", Face::Other);
+        check(&Method::POST, "/tokenize", Face::Other);
     }
 }

@@ -9,22 +9,23 @@ mod relay;
 mod upload;
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use actix_web::dev::Payload;
-use actix_web::http::header::HeaderMap;
+use actix_web::http::header::{HeaderMap, HeaderValue};
 use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
 use routing::Moment;
 use routing::request::{HeaderView, RequestShape, Route};
 use serde::Serialize;
 
-use self::drive::{Driver, Outbound};
+use self::drive::{Driver, Outbound, Shunned};
 use self::face::Face;
 use self::upload::Upload;
-use crate::errors::EdgeError;
+use crate::errors::{BodyFault, EdgeError};
 use crate::headers::X_REQUEST_ID;
 use crate::request_id::RequestId;
-use crate::state::Missing;
+use crate::state::{GatewayState, Missing};
 use crate::worker::Worker;
 
 /// Answers any request on the public listener.
@@ -36,15 +37,25 @@ pub(crate) async fn answer(request: HttpRequest, payload: web::Payload) -> HttpR
     let id = RequestId::of(request.headers());
     let path = request.uri().path();
     let (route, answered) = match Face::of(request.method(), path) {
-        Face::Live => return HttpResponse::Ok().json(Live { status: "ok" }),
-        Face::Ready => return readiness(&worker),
+        Face::Live => return liveness(),
+        Face::Ready => return readiness(&worker.state),
         Face::Models => (Route::Other, Ok(models(&worker))),
         Face::Model(model) => (Route::Other, one_model(&worker, model)),
         Face::Generate(route) => {
             (route, generate(&worker, route, &request, payload.into_inner(), &id, arrived).await)
         }
-        Face::Response(_) | Face::Other => {
-            (Route::Other, pass_through(&worker, &request, payload.into_inner(), &id, arrived).await)
+        Face::Response(made) => {
+            let answered = match worker.all_but_home_of(made) {
+                Some(others) => {
+                    pass_through(&worker, &request, payload.into_inner(), &id, arrived, others.into()).await
+                }
+                None => Err(EdgeError::unknown("response", made)),
+            };
+            (Route::Responses, answered)
+        }
+        Face::Other => {
+            let payload = payload.into_inner();
+            (Route::Other, pass_through(&worker, &request, payload, &id, arrived, Shunned::new()).await)
         }
     };
     match answered {
@@ -82,8 +93,14 @@ struct Ready {
     missing: Vec<Missing>,
 }
 
-pub(crate) fn readiness(worker: &Worker) -> HttpResponse {
-    let missing = worker.state.readiness.missing(&worker.state.router);
+/// The process is alive.
+pub(crate) fn liveness() -> HttpResponse {
+    HttpResponse::Ok().json(Live { status: "ok" })
+}
+
+/// Whether the replica should be sent requests, and what is missing if not.
+pub(crate) fn readiness(state: &GatewayState) -> HttpResponse {
+    let missing = state.missing();
     let ready = missing.is_empty();
     let mut response = if ready { HttpResponse::Ok() } else { HttpResponse::ServiceUnavailable() };
     response.json(Ready { ready, missing })
@@ -137,7 +154,7 @@ async fn generate(
     // The payload's end has been seen; the connection is free for the next request.
     drop(payload);
     let shape = RequestShape::read(route, &Headers(request.headers()), &body, &worker.state.router.rules())?;
-    Ok(drive(worker, request, id, shape, Outbound::Whole(body), arrived).await)
+    Ok(drive(worker, request, id, shape, Outbound::Whole(body), arrived, Shunned::new()).await)
 }
 
 /// Any other request: goes to some endpoint as it is. A body that may be JSON is read whole, because what a
@@ -148,13 +165,14 @@ async fn pass_through(
     mut payload: Payload,
     id: &RequestId,
     arrived: Moment,
+    shunned: Shunned,
 ) -> Result<Answer, EdgeError> {
     let (bytes_max, idle) = body_limits(worker);
     let announced = intake::announced(request.headers());
     if let Some(length) = announced
         && length > bytes_max
     {
-        return Err(crate::errors::BodyFault::TooLarge { max: bytes_max }.into());
+        return Err(BodyFault::TooLarge { max: bytes_max }.into());
     }
     let first = intake::next(&mut payload, idle).await?;
     let may_be_json = first.as_ref().is_none_or(|first| may_be_json(first));
@@ -167,7 +185,7 @@ async fn pass_through(
     };
     let headers = Headers(request.headers());
     let shape = RequestShape::read(Route::Other, &headers, &body, &worker.state.router.rules())?;
-    Ok(drive(worker, request, id, shape, outbound, arrived).await)
+    Ok(drive(worker, request, id, shape, outbound, arrived, shunned).await)
 }
 
 async fn drive(
@@ -177,13 +195,24 @@ async fn drive(
     shape: RequestShape,
     outbound: Outbound,
     arrived: Moment,
+    shunned: Shunned,
 ) -> Answer {
     let handle = worker.lifecycles.begin(id.as_str().to_owned(), shape, arrived);
     let driver = Driver::new(worker, request.clone(), id.clone(), handle, outbound);
-    Answer::Driven(driver.run().await)
+    Answer::Driven(driver.run(shunned).await)
 }
 
-fn body_limits(worker: &Worker) -> (u64, std::time::Duration) {
+/// The whole body of a request to the admin listener.
+pub(crate) async fn read_body(
+    payload: web::Payload,
+    headers: &HeaderMap,
+    max: u64,
+    idle: Duration,
+) -> Result<Bytes, BodyFault> {
+    intake::read_whole(&mut payload.into_inner(), intake::announced(headers), max, idle).await
+}
+
+fn body_limits(worker: &Worker) -> (u64, Duration) {
     let settings = worker.settings();
     (settings.body_bytes_max, settings.body_idle)
 }
@@ -191,18 +220,14 @@ fn body_limits(worker: &Worker) -> (u64, std::time::Duration) {
 /// Whether an engine could take this for the start of JSON, whatever the content type says: Python's parser
 /// also takes UTF-16 and UTF-32, with their marks or zero bytes.
 fn may_be_json(first: &[u8]) -> bool {
-    match first.trim_ascii_start() {
-        [] | [b'{' | b'[' | b'"' | 0 | 0xef | 0xfe | 0xff, ..] => true,
-        [_, 0, ..] => true,
-        _ => false,
-    }
+    matches!(first.trim_ascii_start(), [] | [b'{' | b'[' | b'"' | 0 | 0xef | 0xfe | 0xff, ..] | [_, 0, ..])
 }
 
 /// The client's headers as the core wants to see them.
-struct Headers<'a>(&'a HeaderMap);
+pub(crate) struct Headers<'a>(pub(crate) &'a HeaderMap);
 
 impl HeaderView for Headers<'_> {
     fn get(&self, name: &str) -> Option<&[u8]> {
-        self.0.get(name).map(|value| value.as_bytes())
+        self.0.get(name).map(HeaderValue::as_bytes)
     }
 }

@@ -43,13 +43,6 @@ pub(crate) enum Ending {
     Failed,
 }
 
-impl Ending {
-    /// Whether a client that has seen everything so far has a whole answer.
-    pub(crate) const fn is_complete(self) -> bool {
-        matches!(self, Self::Finished | Self::Done)
-    }
-}
-
 /// What may be written now, in order.
 pub(crate) type Pieces = SmallVec<[Bytes; 2]>;
 

@@ -17,7 +17,7 @@ async fn odd_but_legal_bodies_reach_the_engine_byte_for_byte() {
     ];
     for body in odd {
         let fake = Fake::start(ok()).await;
-        let rig = Rig::start(&[fake.url.clone()]);
+        let rig = Rig::start(std::slice::from_ref(&fake.url));
         assert_eq!(post(rig.address(), "/v1/chat/completions", body).await.status, 200);
         assert_eq!(fake.only_request().1, body.as_bytes());
     }
@@ -43,7 +43,7 @@ async fn a_stream_of_any_script_cut_at_every_byte_reaches_the_client_unchanged()
     }
     script.push(Step::end());
     let fake = Fake::start(script).await;
-    let rig = Rig::start(&[fake.url.clone()]);
+    let rig = Rig::start(std::slice::from_ref(&fake.url));
     let reply = post(rig.address(), "/v1/chat/completions", chat(true)).await;
     assert!(reply.complete);
     assert_eq!(reply.text(), events);
@@ -56,7 +56,7 @@ async fn large_bodies_pass_and_those_over_the_cap_get_413_both_ways() {
     let fake = Fake::start_each(vec![ok()]).await;
     let cap = 32 << 20;
     let gateway = GatewaySettings { body_bytes_max: cap, ..GatewaySettings::default() };
-    let rig = Rig::start_as(&[fake.url.clone()], Wishes { gateway, ..Wishes::default() });
+    let rig = Rig::start_as(std::slice::from_ref(&fake.url), Wishes { gateway, ..Wishes::default() });
     let image = "A".repeat(31 << 20);
     let body = format!(
         r#"{{"model":"sim","messages":[{{"role":"user","content":[{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{image}"}}}}]}}]}}"#
@@ -92,7 +92,7 @@ async fn large_bodies_pass_and_those_over_the_cap_get_413_both_ways() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn multipart_passes_as_it_comes_without_being_held() {
     let fake = Fake::start(vec![Step::reply(200, "application/json", r#"{"text":"hello"}"#)]).await;
-    let rig = Rig::start(&[fake.url.clone()]);
+    let rig = Rig::start(std::slice::from_ref(&fake.url));
     let mut body =
         b"--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\r\n".to_vec();
     body.extend((0..10 << 20).map(|at| (at % 251) as u8));
@@ -117,7 +117,7 @@ async fn multipart_passes_as_it_comes_without_being_held() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bodies_that_make_no_sense_get_a_400_and_nothing_goes_upstream() {
     let fake = Fake::start(ok()).await;
-    let rig = Rig::start(&[fake.url.clone()]);
+    let rig = Rig::start(std::slice::from_ref(&fake.url));
     let cases: [(&[u8], &str); 9] = [
         (b"", "invalid_json"),
         (b"{", "invalid_json"),
@@ -152,7 +152,7 @@ async fn bodies_that_make_no_sense_get_a_400_and_nothing_goes_upstream() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn broken_framing_gets_a_4xx_and_nothing_goes_upstream() {
     let fake = Fake::start(ok()).await;
-    let rig = Rig::start(&[fake.url.clone()]);
+    let rig = Rig::start(std::slice::from_ref(&fake.url));
     let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\n";
 
     let mut connection = Connection::open(rig.address()).await;
@@ -179,7 +179,7 @@ async fn a_connection_serves_one_request_after_another() {
         Step::AwaitClose,
     ])
     .await;
-    let rig = Rig::start(&[fake.url.clone()]);
+    let rig = Rig::start(std::slice::from_ref(&fake.url));
     let mut connection = Connection::open(rig.address()).await;
     for _ in 0..2 {
         connection.send(request("/v1/chat/completions", "", chat(false))).await;

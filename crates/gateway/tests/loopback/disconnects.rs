@@ -4,7 +4,7 @@ use crate::rig::{Connection, Fake, Rig, Step, chat, request};
 
 async fn check(script: Vec<Step>, stream: bool, seen_by_client: Option<&str>) {
     let fake = Fake::start(script).await;
-    let rig = Rig::start(&[fake.url.clone()]);
+    let rig = Rig::start(std::slice::from_ref(&fake.url));
     let mut connection = Connection::open(rig.address()).await;
     connection.send(request("/v1/chat/completions", "", chat(stream))).await;
     fake.asked(1).await;
@@ -72,5 +72,8 @@ async fn five_hundred_at_random_points_leave_nothing() {
         client.await.unwrap();
     }
     rig.at_rest().await;
-    assert_eq!(rig.phases().len(), 500);
+    // A client may be gone before its request was read; of all others nothing but the record is left.
+    let phases = rig.phases();
+    assert!(phases.len() > 100 && phases.contains(&"cancelled"), "{phases:?}");
+    assert!(phases.iter().all(|phase| matches!(*phase, "cancelled" | "finished")), "{phases:?}");
 }

@@ -23,7 +23,8 @@ fn nobody() -> String {
 
 /// Whatever the first endpoint does, the client gets the good stream of the other.
 async fn check_moved(first: Vec<Step>) {
-    for _ in 0..4 {
+    // Which of the two is tried first follows from their addresses, which are new each time.
+    for _ in 0..64 {
         let (bad, good) = (Fake::start(first.clone()).await, Fake::start(good_stream()).await);
         let rig = Rig::start(&[bad.url.clone(), good.url.clone()]);
         let reply = post(rig.address(), "/v1/chat/completions", chat(true)).await;
@@ -73,7 +74,7 @@ async fn check_broken(rest: Vec<Step>, kept: &str) {
     let mut script = vec![Step::stream_head(), Step::chunk(EVENT)];
     script.extend(rest);
     let fake = Fake::start(script).await;
-    let rig = Rig::start(&[fake.url.clone()]);
+    let rig = Rig::start(std::slice::from_ref(&fake.url));
     let reply = post(rig.address(), "/v1/chat/completions", chat(true)).await;
     assert_eq!(reply.status, 200);
     let text = reply.text();
@@ -106,7 +107,7 @@ async fn a_whole_reply_that_breaks_is_cut_so_that_the_client_can_tell() {
     let head =
         b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{\"id\":".to_vec();
     let fake = Fake::start(vec![Step::Send(head), Step::Await, Step::Reset]).await;
-    let rig = Rig::start(&[fake.url.clone()]);
+    let rig = Rig::start(std::slice::from_ref(&fake.url));
     let mut connection = Connection::open(rig.address()).await;
     connection.send(request("/v1/chat/completions", "", chat(false))).await;
     connection.read_until("{\"id\":").await;
@@ -187,7 +188,7 @@ async fn first_byte_idle_and_total_are_limits_of_their_own() {
     // A black hole is given up at the first-byte limit, and its connection closed.
     let hole = Fake::start(vec![Step::AwaitClose]).await;
     let wishes = with_limits(|limits| limits.first_byte = Duration::from_millis(200));
-    let rig = Rig::start_as(&[hole.url.clone()], wishes);
+    let rig = Rig::start_as(std::slice::from_ref(&hole.url), wishes);
     let reply = post(rig.address(), "/v1/chat/completions", chat(true)).await;
     assert_eq!((reply.status, reply.error_code().as_str()), (504, "first_byte_timeout"));
     hole.closed(1).await;
@@ -196,7 +197,7 @@ async fn first_byte_idle_and_total_are_limits_of_their_own() {
     // Comments keep nobody alive.
     let hole = Fake::start(vec![Step::stream_head(), Step::chunk(": ping\n\n"), Step::AwaitClose]).await;
     let wishes = with_limits(|limits| limits.first_byte = Duration::from_millis(200));
-    let rig = Rig::start_as(&[hole.url.clone()], wishes);
+    let rig = Rig::start_as(std::slice::from_ref(&hole.url), wishes);
     assert_eq!(post(rig.address(), "/v1/chat/completions", chat(true)).await.status, 504);
 
     // A stream that is slow but alive is not cut by a first-byte limit far below its length.
@@ -210,13 +211,13 @@ async fn first_byte_idle_and_total_are_limits_of_their_own() {
         limits.first_byte = Duration::from_millis(200);
         limits.idle = Duration::from_secs(5);
     });
-    let rig = Rig::start_as(&[slow.url.clone()], wishes);
+    let rig = Rig::start_as(std::slice::from_ref(&slow.url), wishes);
     assert!(post(rig.address(), "/v1/chat/completions", chat(true)).await.text().ends_with(DONE));
 
     // Silence within a stream ends it with an error event.
     let frozen = Fake::start(vec![Step::stream_head(), Step::chunk(EVENT), Step::AwaitClose]).await;
     let wishes = with_limits(|limits| limits.idle = Duration::from_millis(200));
-    let rig = Rig::start_as(&[frozen.url.clone()], wishes);
+    let rig = Rig::start_as(std::slice::from_ref(&frozen.url), wishes);
     let reply = post(rig.address(), "/v1/chat/completions", chat(true)).await;
     assert!(reply.text().contains("idle-timeout") && !reply.text().contains("[DONE]"), "{}", reply.text());
     frozen.closed(1).await;
@@ -227,7 +228,7 @@ async fn first_byte_idle_and_total_are_limits_of_their_own() {
         limits.first_byte = Duration::from_millis(1);
         limits.total_whole = Duration::from_millis(300);
     });
-    let rig = Rig::start_as(&[hole.url.clone()], wishes);
+    let rig = Rig::start_as(std::slice::from_ref(&hole.url), wishes);
     let reply = post(rig.address(), "/v1/chat/completions", chat(false)).await;
     assert_eq!((reply.status, reply.error_code().as_str()), (504, "total_timeout"));
 }
@@ -241,7 +242,7 @@ async fn a_client_that_does_not_read_is_not_an_engine_that_is_silent() {
     script.extend([Step::chunk(DONE), Step::end()]);
     let fake = Fake::start(script).await;
     let wishes = with_limits(|limits| limits.idle = Duration::from_millis(100));
-    let rig = Rig::start_as(&[fake.url.clone()], wishes);
+    let rig = Rig::start_as(std::slice::from_ref(&fake.url), wishes);
     let mut connection = Connection::open(rig.address()).await;
     connection.send(request("/v1/chat/completions", "", chat(true))).await;
     fake.asked(1).await;

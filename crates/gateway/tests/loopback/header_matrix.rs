@@ -9,7 +9,7 @@ async fn end_to_end_headers_pass_and_hop_by_hop_ones_stay_both_ways() {
             .to_vec(),
     )])
     .await;
-    let rig = Rig::start(&[fake.url.clone()]);
+    let rig = Rig::start(std::slice::from_ref(&fake.url));
     let mut connection = Connection::open(rig.address()).await;
     let sent = "Authorization: Bearer secret\r\nX-Custom: one\r\nX-Custom: two\r\nConnection: keep-alive, X-Hop\r\nX-Hop: 1\r\nTE: trailers\r\nKeep-Alive: timeout=9\r\nProxy-Authorization: no\r\nUpgrade: h2c\r\nAccept-Encoding: gzip\r\nX-Request-Id: mine-7\r\nX-Forwarded-For: 10.1.1.1\r\nUser-Agent: test\r\n";
     connection.send(request("/v1/chat/completions?a=b%20c", sent, chat(false))).await;
@@ -57,7 +57,7 @@ async fn end_to_end_headers_pass_and_hop_by_hop_ones_stay_both_ways() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_reply_has_a_request_id_and_the_engine_hears_the_same() {
     let fake = Fake::start(vec![Step::reply(200, "application/json", "{}")]).await;
-    let rig = Rig::start(&[fake.url.clone()]);
+    let rig = Rig::start(std::slice::from_ref(&fake.url));
     let reply = get(rig.address(), "/version").await;
     let id = reply.header("x-request-id").unwrap().to_owned();
     assert!(fake.only_request().0.contains(&format!("x-request-id: {id}")));
@@ -86,8 +86,8 @@ async fn any_method_and_path_passes_through_and_head_has_no_body() {
         vec![Step::reply(404, "application/json", r#"{"detail":"Not Found"}"#)],
     ])
     .await;
-    let rig = Rig::start(&[fake.url.clone()]);
-    let mut ask = async |method: &str, path: &str| {
+    let rig = Rig::start(std::slice::from_ref(&fake.url));
+    let ask = async |method: &str, path: &str| {
         let mut connection = Connection::open(rig.address()).await;
         connection.send(format!("{method} {path} HTTP/1.1\r\nHost: g\r\nConnection: close\r\n\r\n")).await;
         connection

@@ -9,40 +9,40 @@ use tokio::time::timeout;
 use super::PATIENCE;
 
 /// One connection to the gateway.
-pub struct Connection {
+pub(crate) struct Connection {
     stream: TcpStream,
     read: Vec<u8>,
 }
 
 /// A reply, taken apart.
 #[derive(Debug)]
-pub struct Reply {
-    pub status: u16,
-    pub headers: Vec<(String, String)>,
-    pub body: Vec<u8>,
+pub(crate) struct Reply {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
     /// Whether the body came to its proper end.
-    pub complete: bool,
+    pub(crate) complete: bool,
 }
 
 impl Reply {
     /// The only value of a header.
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let mut values = self.headers.iter().filter(|(key, _)| key == name);
         let value = values.next().map(|(_, value)| value.as_str());
         assert!(values.next().is_none(), "{name} came twice: {:?}", self.headers);
         value
     }
 
-    pub fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         std::str::from_utf8(&self.body).unwrap()
     }
 
-    pub fn json(&self) -> serde_json::Value {
+    pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("no JSON: {:?}", self.text()))
     }
 
     /// The code of an error in OpenAI's shape, which it must have.
-    pub fn error_code(&self) -> String {
+    pub(crate) fn error_code(&self) -> String {
         let json = self.json();
         let error = json["error"].as_object().unwrap_or_else(|| panic!("no error: {json}"));
         for key in ["message", "type", "param", "code"] {
@@ -53,28 +53,28 @@ impl Reply {
 }
 
 impl Connection {
-    pub async fn open(address: SocketAddr) -> Self {
+    pub(crate) async fn open(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).await.unwrap();
         stream.set_nodelay(true).unwrap();
         Self { stream, read: Vec::new() }
     }
 
-    pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
+    pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) {
         self.stream.write_all(bytes.as_ref()).await.unwrap();
     }
 
     /// Sends as much as the other side takes.
-    pub async fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> std::io::Result<()> {
+    pub(crate) async fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> std::io::Result<()> {
         self.stream.write_all(bytes.as_ref()).await
     }
 
     /// Ends our half of the connection.
-    pub async fn finish_writing(&mut self) {
+    pub(crate) async fn finish_writing(&mut self) {
         self.stream.shutdown().await.unwrap();
     }
 
     /// Reads until `needle` has come.
-    pub async fn read_until(&mut self, needle: &str) {
+    pub(crate) async fn read_until(&mut self, needle: &str) {
         while !self.read.windows(needle.len()).any(|window| window == needle.as_bytes()) {
             assert!(
                 self.read_more().await,
@@ -85,7 +85,7 @@ impl Connection {
     }
 
     /// The next reply on this connection.
-    pub async fn reply(&mut self) -> Reply {
+    pub(crate) async fn reply(&mut self) -> Reply {
         let head_end = loop {
             if let Some(at) = self.read.windows(4).position(|window| window == b"\r\n\r\n") {
                 break at + 4;
@@ -165,7 +165,7 @@ impl Connection {
 }
 
 /// A request with a JSON body, `headers` in the form `Name: value\r\n...`.
-pub fn request(path: &str, headers: &str, body: impl AsRef<[u8]>) -> Vec<u8> {
+pub(crate) fn request(path: &str, headers: &str, body: impl AsRef<[u8]>) -> Vec<u8> {
     let body = body.as_ref();
     let mut bytes = format!(
         "POST {path} HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n{headers}Content-Length: {}\r\n\r\n",
@@ -176,20 +176,20 @@ pub fn request(path: &str, headers: &str, body: impl AsRef<[u8]>) -> Vec<u8> {
     bytes
 }
 
-pub async fn post(address: SocketAddr, path: &str, body: impl AsRef<[u8]>) -> Reply {
+pub(crate) async fn post(address: SocketAddr, path: &str, body: impl AsRef<[u8]>) -> Reply {
     let mut connection = Connection::open(address).await;
     connection.send(request(path, "", body)).await;
     connection.reply().await
 }
 
-pub async fn get(address: SocketAddr, path: &str) -> Reply {
+pub(crate) async fn get(address: SocketAddr, path: &str) -> Reply {
     let mut connection = Connection::open(address).await;
     connection.send(format!("GET {path} HTTP/1.1\r\nHost: gateway\r\n\r\n")).await;
     connection.reply().await
 }
 
 /// A chat's body.
-pub fn chat(stream: bool) -> String {
+pub(crate) fn chat(stream: bool) -> String {
     format!(
         r#"{{"model":"sim","messages":[{{"role":"user","content":"Hello, who are you?"}}],"max_tokens":8,"stream":{stream}}}"#
     )

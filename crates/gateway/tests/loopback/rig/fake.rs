@@ -13,7 +13,7 @@ use super::until;
 
 /// What a fake engine does once it has read a request.
 #[derive(Clone, Debug)]
-pub enum Step {
+pub(crate) enum Step {
     /// Sends these bytes.
     Send(Vec<u8>),
     /// Sends them one by one.
@@ -32,7 +32,7 @@ pub enum Step {
 
 impl Step {
     /// A whole reply of this status and type.
-    pub fn reply(status: u16, kind: &str, body: &str) -> Self {
+    pub(crate) fn reply(status: u16, kind: &str, body: &str) -> Self {
         Self::Send(
             format!(
                 "HTTP/1.1 {status} Whatever\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n{body}",
@@ -43,7 +43,7 @@ impl Step {
     }
 
     /// The head of a stream of events.
-    pub fn stream_head() -> Self {
+    pub(crate) fn stream_head() -> Self {
         Self::Send(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
                 .to_vec(),
@@ -51,19 +51,19 @@ impl Step {
     }
 
     /// A chunk of a stream.
-    pub fn chunk(text: &str) -> Self {
+    pub(crate) fn chunk(text: &str) -> Self {
         Self::Send(format!("{:x}\r\n{text}\r\n", text.len()).into_bytes())
     }
 
     /// The end of a stream.
-    pub fn end() -> Self {
+    pub(crate) fn end() -> Self {
         Self::Send(b"0\r\n\r\n".to_vec())
     }
 }
 
 /// The engine.
-pub struct Fake {
-    pub url: String,
+pub(crate) struct Fake {
+    pub(crate) url: String,
     seen: Arc<Seen>,
 }
 
@@ -76,12 +76,12 @@ struct Seen {
 
 impl Fake {
     /// Starts an engine that plays `script` on each connection.
-    pub async fn start(script: Vec<Step>) -> Self {
+    pub(crate) async fn start(script: Vec<Step>) -> Self {
         Self::start_each(vec![script]).await
     }
 
     /// The first connection gets the first script and so on; the last script is for all the rest.
-    pub async fn start_each(scripts: Vec<Vec<Step>>) -> Self {
+    pub(crate) async fn start_each(scripts: Vec<Vec<Step>>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let seen = Arc::new(Seen::default());
@@ -99,12 +99,12 @@ impl Fake {
     }
 
     /// The requests that came, head and body as they were.
-    pub fn requests(&self) -> Vec<Vec<u8>> {
+    pub(crate) fn requests(&self) -> Vec<Vec<u8>> {
         self.seen.requests.lock().clone()
     }
 
     /// The only request that came: its head in lower case and its body.
-    pub fn only_request(&self) -> (String, Vec<u8>) {
+    pub(crate) fn only_request(&self) -> (String, Vec<u8>) {
         let requests = self.requests();
         assert_eq!(requests.len(), 1, "requests");
         let at = requests[0].windows(4).position(|window| window == b"\r\n\r\n").unwrap();
@@ -114,17 +114,17 @@ impl Fake {
         )
     }
 
-    pub fn go_on(&self) {
+    pub(crate) fn go_on(&self) {
         self.seen.go_on.notify_one();
     }
 
     /// Waits until the gateway has closed as many connections.
-    pub async fn closed(&self, connections: usize) {
+    pub(crate) async fn closed(&self, connections: usize) {
         until("the gateway to close", || self.seen.closed.load(Ordering::SeqCst) >= connections).await;
     }
 
     /// Waits until as many requests have come.
-    pub async fn asked(&self, requests: usize) {
+    pub(crate) async fn asked(&self, requests: usize) {
         until("a request to come", || self.seen.requests.lock().len() >= requests).await;
     }
 }

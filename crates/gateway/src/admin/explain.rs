@@ -1,0 +1,102 @@
+//! What would be decided for a request now, without sending it.
+
+use actix_web::HttpRequest;
+use rand::SeedableRng;
+use routing::request::{RequestShape, Route};
+use routing::router::Rng;
+use serde::Serialize;
+
+use crate::data::Headers;
+use crate::errors::EdgeError;
+use crate::state::GatewayState;
+
+#[derive(Debug, Serialize)]
+pub(super) struct Explained {
+    policy: &'static str,
+    chosen: Option<String>,
+    prefill: Option<String>,
+    reason: &'static str,
+    candidates: Vec<CandidateShown>,
+    reverted: Vec<&'static str>,
+    shape: ShapeShown,
+}
+
+#[derive(Debug, Serialize)]
+struct CandidateShown {
+    url: Option<String>,
+    cost_ms: f64,
+    wait_ms: f64,
+    warm_tokens: u32,
+    uncached_tokens: u32,
+    running: u32,
+    dropped_by: Option<&'static str>,
+}
+
+/// What was read of the request.
+#[derive(Debug, Serialize)]
+struct ShapeShown {
+    route: &'static str,
+    model: Option<String>,
+    blocks: usize,
+    prompt_bytes: u64,
+    prompt_tokens: u32,
+    output_tokens: u32,
+    session: Option<String>,
+    stream: bool,
+}
+
+pub(super) fn explain(
+    state: &GatewayState,
+    request: &HttpRequest,
+    body: &[u8],
+) -> Result<Explained, EdgeError> {
+    let route = route_of(request.query_string())?;
+    let shape = RequestShape::read(route, &Headers(request.headers()), body, &state.router.rules())?;
+    let mut rng = Rng::from_rng(&mut rand::rng());
+    let decision = state.router.explain(&shape, state.clock.now(), &mut rng)?;
+    let view = state.router.view();
+    let label = |id| view.get(id).map(|endpoint| endpoint.spec.label());
+    Ok(Explained {
+        policy: decision.policy,
+        chosen: label(decision.chosen),
+        prefill: None,
+        reason: decision.reason.as_str(),
+        candidates: decision
+            .candidates
+            .iter()
+            .map(|each| CandidateShown {
+                url: label(each.endpoint),
+                cost_ms: each.cost_ms,
+                wait_ms: each.wait_ms,
+                warm_tokens: each.warm_tokens,
+                uncached_tokens: each.uncached_tokens,
+                running: each.running,
+                dropped_by: each.dropped_by,
+            })
+            .collect(),
+        reverted: decision.reverted.to_vec(),
+        shape: ShapeShown {
+            route: shape.route.as_str(),
+            blocks: shape.blocks.len(),
+            prompt_bytes: shape.prompt_bytes,
+            prompt_tokens: shape.prompt_tokens,
+            output_tokens: shape.output_tokens,
+            session: shape.session.map(|key| key.to_string()),
+            stream: shape.stream,
+            model: shape.model,
+        },
+    })
+}
+
+/// `?route=/v1/completions`; chats are what is asked about when nothing is said.
+fn route_of(query: &str) -> Result<Route, EdgeError> {
+    let named = query.split('&').find_map(|pair| pair.strip_prefix("route="));
+    let Some(named) = named else { return Ok(Route::ChatCompletions) };
+    let path = named.replace("%2F", "/").replace("%2f", "/");
+    match Route::of(&path) {
+        Route::Other => Err(EdgeError::bad_request(
+            "`route` must be /v1/chat/completions, /v1/completions, /v1/embeddings or /v1/responses.",
+        )),
+        route => Ok(route),
+    }
+}
