@@ -148,7 +148,7 @@ impl Gossip {
 
     /// Tells the others that this replica ends, waits until they may have heard it (at most a second), and
     /// ends the gossip.
-    pub async fn goodbye(self) {
+    pub async fn goodbye(&self) {
         let (done, told) = oneshot::channel();
         let telling = async {
             if self.goodbyes.send(done).await.is_ok() {

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use actors::lifecycle::{LifecycleSettings, Lifecycles};
-use actors::{ActorSettings, Actors, Clock, Cluster, Surroundings};
+use actors::{ActorKind, ActorSettings, Actors, Clock, Cluster, Surroundings};
 use anyhow::Context as _;
-use gateway::{GatewaySettings, GatewayState, Listeners, Metrics, Probe, Serving, UpstreamSettings};
+use gateway::{
+    GatewaySettings, GatewayState, GossipGauges, Listeners, Metrics, Probe, Serving, UpstreamSettings,
+};
 use gossip::{ClusterKey, Gossip, GossipConfig};
 use parking_lot::Mutex;
 use routing::Router;
@@ -43,6 +45,7 @@ impl Replica {
     pub async fn start(config: Config) -> anyhow::Result<Self> {
         let clock = Clock::start();
         let public = listen("listen", config.listen)?;
+        let admin = listen("admin", config.admin)?;
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let epoch = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
         let router = Router::new(config.replica.clone(), epoch, config.core.clone()).map_err(Faults)?;
@@ -70,8 +73,11 @@ impl Replica {
             clock,
             gateway_settings(&config),
             Metrics::new()?,
+            Arc::clone(actors.cluster()),
+            actors.sessions().clone(),
+            gauges(&gossip, &actors),
         );
-        let serving = gateway::start(Arc::new(state), Listeners { public, workers: config.workers })?;
+        let serving = gateway::start(Arc::new(state), Listeners { public, admin, workers: config.workers })?;
         tokio::spawn(announce(
             Arc::clone(serving.state()),
             Arc::clone(actors.cluster()),
@@ -80,6 +86,7 @@ impl Replica {
         info!(
             replica = %config.replica,
             public = %serving.public_address(),
+            admin = %serving.admin_address(),
             gossip = %gossip.address(),
             policy = %config.core.policy,
             endpoints = config.endpoints.len(),
@@ -91,6 +98,11 @@ impl Replica {
     /// Where clients connect.
     pub const fn public_address(&self) -> SocketAddr {
         self.serving.public_address()
+    }
+
+    /// Where operators connect.
+    pub const fn admin_address(&self) -> SocketAddr {
+        self.serving.admin_address()
     }
 
     /// Where other replicas connect.
@@ -158,19 +170,17 @@ impl Replica {
         self.serving.state().readiness.draining();
         self.router.set_ready(false, true);
         self.gossip.nudge();
-        tokio::time::sleep(settle).await;
-        let _ = deadline;
-        self.serving.stop().await;
+        self.serving.drain(settle, deadline).await;
+        self.gossip.goodbye().await;
         info!("drained");
     }
 }
 
-/// Says ready, here and to the others, as soon as this replica knows what the others know.
-async fn announce(state: Arc<GatewayState>, cluster: Arc<Cluster>, router: Arc<Router>) {
+/// Tells the others that this replica takes requests, as soon as it knows what they know.
+async fn announce(cluster: Arc<Cluster>, router: Arc<Router>) {
     while !cluster.caught_up() {
         tokio::time::sleep(CATCH_UP_LOOK).await;
     }
-    state.readiness.snapshot_applied();
     router.set_ready(true, false);
 }
 
@@ -237,4 +247,20 @@ fn gateway_settings(config: &Config) -> GatewaySettings {
         upstream: UpstreamSettings { connect: config.connect_timeout, ..UpstreamSettings::default() },
         ..GatewaySettings::default()
     }
+}
+
+fn gauges(gossip: &Arc<Gossip>, actors: &Arc<Actors>) -> gateway::Gauges {
+    let (gossip, actors) = (Arc::clone(gossip), Arc::clone(actors));
+    Arc::new(move || {
+        let stats = gossip.stats();
+        let kinds = [ActorKind::Endpoint, ActorKind::Session, ActorKind::Gossip];
+        let age = |peer: &gossip::PeerStatus| Some((peer.replica.to_string(), peer.age?.as_secs_f64()));
+        GossipGauges {
+            age_seconds: stats.peers.iter().filter(|peer| !peer.goodbye).filter_map(age).collect(),
+            bytes_sent: stats.bytes().0,
+            overloads: kinds.map(|kind| (kind.as_str(), actors.counts().overloaded(kind))).to_vec(),
+            recreated: kinds.map(|kind| (kind.as_str(), actors.counts().recreated(kind))).to_vec(),
+            ..GossipGauges::default()
+        }
+    })
 }
