@@ -78,11 +78,7 @@ impl Replica {
             gauges(&gossip, &actors),
         );
         let serving = gateway::start(Arc::new(state), Listeners { public, admin, workers: config.workers })?;
-        tokio::spawn(announce(
-            Arc::clone(serving.state()),
-            Arc::clone(actors.cluster()),
-            Arc::clone(&router),
-        ));
+        tokio::spawn(announce(Arc::clone(actors.cluster()), Arc::clone(&router)));
         info!(
             replica = %config.replica,
             public = %serving.public_address(),
