@@ -142,7 +142,7 @@ fn read_file(path: &Path, values: &mut Values, faults: &mut Vec<Fault>) {
             ("affinity", toml::Value::Table(table)) => read_tables("affinity", table, values, faults),
             (_, value) => match find(&name) {
                 None => {
-                    faults.push(fault(&raw, &plain(&value).unwrap_or_default(), "a key of the reference"))
+                    faults.push(fault(&raw, &plain(&value).unwrap_or_default(), "a key of the reference"));
                 }
                 Some(key) => match strings(&value, key.many) {
                     Some(given) => drop(values.given.insert(key.name, given)),
