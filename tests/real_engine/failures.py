@@ -7,12 +7,16 @@ then every exchange is judged against what is promised for that kind of death (`
 import asyncio
 import collections
 import dataclasses
+import json
 import os
+import pathlib
 import random
 import signal
 import time
 from collections.abc import Callable
+from typing import Literal
 
+import cluster_facts
 import engine_facts
 import prompts
 from fleet import Fleet, Process, children_named
@@ -28,42 +32,59 @@ TEXTS_CHECKED_MAX = 12  # answers asked for again, to compare their texts
 
 
 @dataclasses.dataclass(frozen=True)
+class Death:
+    """When it happened: not before the one moment, not after the other."""
+
+    not_before: float
+    not_after: float
+
+    def found_open(self, exchange: Exchange) -> bool:
+        """Whether the exchange may have been under way."""
+        return exchange.began <= self.not_after and exchange.ended >= self.not_before
+
+    def came_before(self, exchange: Exchange) -> bool:
+        """Whether the exchange began after it."""
+        return exchange.began > self.not_after
+
+
+@dataclasses.dataclass(frozen=True)
 class Scenario:
     """One kind of death."""
 
     name: str
     what: str
-    victim: str  # "replica" or "engine"
-    act: Callable[[Fleet, Process], None]
-    forgives: Callable[[Exchange, float], bool]  # an exchange that failed, the moment of the death
+    victim: Literal["replica", "engine"]
+    strike: Callable[[Process], None]
+    forgives: Callable[[Exchange, Death], bool]  # whether this failure is within what is promised
 
 
-def _open_at(exchange: Exchange, moment: float) -> bool:
-    return exchange.began <= moment <= exchange.ended
+def _kill(process: Process) -> None:
+    process.kill()
+    process.popen.wait()
 
 
-def _cut_with_its_replica(exchange: Exchange, moment: float) -> bool:
-    return _open_at(exchange, moment) and exchange.outcome in CUTS
-
-
-def _told_of_broken_stream(exchange: Exchange, moment: float) -> bool:
-    return _open_at(exchange, moment) and exchange.stream and exchange.outcome is Outcome.ERROR_EVENT
-
-
-def _nothing(_exchange: Exchange, _moment: float) -> bool:
-    return False
-
-
-def _kill_engine_core(_fleet: Fleet, engine: Process) -> None:
+def _kill_engine_core(engine: Process) -> None:
     for pid in children_named(engine.popen.pid, "EngineCore"):
         os.kill(pid, signal.SIGKILL)
 
 
+def _cut_with_its_replica(exchange: Exchange, death: Death) -> bool:
+    return death.found_open(exchange) and exchange.outcome in CUTS
+
+
+def _told_of_broken_stream(exchange: Exchange, death: Death) -> bool:
+    return death.found_open(exchange) and exchange.stream and exchange.outcome is Outcome.ERROR_EVENT
+
+
+def _nothing(_exchange: Exchange, _death: Death) -> bool:
+    return False
+
+
 SCENARIOS = [
-    Scenario("replica-kill", "kill -9 of a replica", "replica", Fleet.kill, _cut_with_its_replica),
-    Scenario("replica-term", "SIGTERM to a replica", "replica", Fleet.stop, _nothing),
-    Scenario("engine-kill", "kill -9 of an engine", "engine", Fleet.kill, _told_of_broken_stream),
-    Scenario("engine-term", "SIGTERM to an engine", "engine", Fleet.stop, _told_of_broken_stream),
+    Scenario("replica-kill", "kill -9 of a replica", "replica", _kill, _cut_with_its_replica),
+    Scenario("replica-term", "SIGTERM to a replica", "replica", Process.terminate, _nothing),
+    Scenario("engine-kill", "kill -9 of an engine", "engine", _kill, _told_of_broken_stream),
+    Scenario("engine-term", "SIGTERM to an engine", "engine", Process.terminate, _told_of_broken_stream),
     Scenario(
         "engine-core-kill",
         "kill -9 of an engine's core, its HTTP server left",
@@ -79,66 +100,108 @@ async def run_scenario(
     scenario: Scenario,
     url: str,
     fleet: Fleet,
-    victim: Process,
-    survivor: Process,
-    engine_logs: dict,
-) -> dict:
-    """Plays one scenario. `survivor` is an engine that lives on: it is asked again afterwards."""
-    name = f"{label}-{scenario.name}"
-    played: list[tuple[dict, Exchange]] = []
-    started = time.monotonic()
-    stop_at = started + BEFORE_S + AFTER_S
+    victims: list[Process],
+    engines: list[Process],
+    engine_logs: dict[str, list[pathlib.Path]],
+) -> tuple[Process, dict]:
+    """Plays one scenario; the victim is the one of `victims` that has most requests open.
 
-    async def client(number: int) -> None:
+    Returns it, ended, and what was seen.
+    """
+    load = Load(f"{label}-{scenario.name}", url)
+
+    async def death() -> tuple[Process, int, Death]:
+        await asyncio.sleep(BEFORE_S)
+        busy = {each.name: _open_at(each, load, engine_logs) for each in victims}
+        victim = max(victims, key=lambda each: busy[each.name])
+        not_before = time.monotonic()
+        await asyncio.to_thread(scenario.strike, victim)
+        at = Death(not_before, time.monotonic())
+        await asyncio.to_thread(fleet.wait_or_kill, victim)
+        return victim, busy[victim.name], at
+
+    (victim, open_at_victim, at), _ = await asyncio.gather(death(), load.play())
+    load.write(fleet.out / f"exchanges-{load.name}.jsonl", at)
+    reached = engine_facts.arrivals(engine_logs)
+    seen = {"what": scenario.what, "victim": victim.name, "open_at_victim": open_at_victim}
+    seen |= _summary(scenario, [exchange for _, exchange in load.played], at, reached)
+    survivor = next(engine for engine in engines if engine is not victim)
+    return victim, seen | await _compare_texts(survivor.url, load.played, reached)
+
+
+class Load:
+    """Clients in closed loop, half of their requests streamed."""
+
+    def __init__(self, name: str, url: str):
+        self.name = name
+        self.url = url
+        self.played: list[tuple[dict, Exchange]] = []
+        self.open: set[str] = set()
+
+    async def play(self) -> None:
+        """Plays it to its end."""
+        stop_at = time.monotonic() + BEFORE_S + AFTER_S
+        await asyncio.gather(*(self._client(number, stop_at) for number in range(CLIENTS)))
+
+    async def _client(self, number: int, stop_at: float) -> None:
         turn = 0
         while time.monotonic() < stop_at:
-            text = prompts.words(random.Random(f"{name} {number} {turn}"), PROMPT_BYTES)
+            text = prompts.words(random.Random(f"{self.name} {number} {turn}"), PROMPT_BYTES)
             stream = (number + turn) % 2 == 0
             body = prompts.chat_body([{"role": "user", "content": text}], ANSWER_TOKENS, stream)
-            exchange = await chat(url, body, f"{name}-{number}-{turn}", CLIENT_LIMIT_S)
-            played.append((body, exchange))
+            request_id = f"{self.name}-{number}-{turn}"
+            self.open.add(request_id)
+            exchange = await chat(self.url, body, request_id, CLIENT_LIMIT_S)
+            self.open.remove(request_id)
+            self.played.append((body, exchange))
             turn += 1
             if exchange.outcome is not Outcome.OK:
                 await asyncio.sleep(0.1)  # a client that fails at once must not spin
 
-    async def death() -> float:
-        await asyncio.sleep(BEFORE_S)
-        moment = time.monotonic()
-        await asyncio.to_thread(scenario.act, fleet, victim)
-        return moment
+    def write(self, path: pathlib.Path, death: Death) -> None:
+        """Keeps every exchange, its times counted from the death."""
+        with path.open("w") as file:
+            for _, exchange in sorted(self.played, key=lambda pair: pair[1].began):
+                line = dataclasses.asdict(exchange)
+                for moment in ("began", "first_byte", "ended"):
+                    if line[moment] is not None:
+                        line[moment] = round(line[moment] - death.not_before, 4)
+                del line["text"]
+                file.write(json.dumps(line) + "\n")
 
-    moment, *_ = await asyncio.gather(death(), *(client(number) for number in range(CLIENTS)))
-    reached = engine_facts.arrivals(engine_logs)
-    summary = _summary(scenario, [exchange for _, exchange in played], moment, reached)
-    summary |= await _compare_texts(survivor.url, played, reached)
-    return summary
+
+def _open_at(process: Process, load: Load, engine_logs: dict[str, list[pathlib.Path]]) -> int:
+    """Requests open at a replica by its own count, at an engine by what it logged of them."""
+    if process.admin_url:
+        return cluster_facts.cluster(process.admin_url)["in_flight"]
+    reached = engine_facts.arrivals({process.name: engine_logs[process.name]})
+    return sum(request_id in reached for request_id in load.open)
 
 
-def _summary(scenario: Scenario, exchanges: list[Exchange], moment: float, reached: dict) -> dict:
+def _summary(scenario: Scenario, exchanges: list[Exchange], death: Death, reached: dict) -> dict:
     failed = [e for e in exchanges if e.outcome is not Outcome.OK]
     seen = {kind: collections.Counter() for kind in ("stream", "plain")}
     for exchange in exchanges:
         seen["stream" if exchange.stream else "plain"][exchange.outcome.value] += 1
-    unforgiven = [e for e in failed if not scenario.forgives(e, moment)]
+    unforgiven = [e for e in failed if not scenario.forgives(e, death)]
     return {
-        "what": scenario.what,
         "requests": len(exchanges),
         "seen": {kind: dict(counts) for kind, counts in seen.items()},
-        "open_at_death": sum(_open_at(e, moment) for e in exchanges),
-        "begun_after_death": sum(e.began > moment for e in exchanges),
+        "open_at_death": sum(death.found_open(e) for e in exchanges),
+        "begun_after_death": sum(death.came_before(e) for e in exchanges),
         "failed": len(failed),
-        "failed_begun_after_death": sum(e.began > moment for e in failed),
+        "failed_begun_after_death": sum(death.came_before(e) for e in failed),
         "failed_without_a_byte": sum(e.first_byte is None for e in failed),
         "broken_promises": sum(e.outcome in BROKEN_PROMISES for e in failed),
         "not_forgiven": len(unforgiven),
-        "not_forgiven_examples": [_describe(e, moment) for e in unforgiven[:8]],
-        "failed_examples": [_describe(e, moment) for e in failed[:8]],
+        "not_forgiven_examples": [_describe(e, death.not_before) for e in unforgiven[:8]],
+        "failed_examples": [_describe(e, death.not_before) for e in failed[:8]],
         "moved_and_answered": sum(
             e.outcome is Outcome.OK and len(reached.get(e.request_id, [])) > 1 for e in exchanges
         ),
         "longest_request_s": max(e.ended - e.began for e in exchanges),
         "longest_request_begun_after_death_s": max(
-            (e.ended - e.began for e in exchanges if e.began > moment), default=0.0
+            (e.ended - e.began for e in exchanges if death.came_before(e)), default=0.0
         ),
     }
 

@@ -66,6 +66,7 @@ class Process:
     url: str
     log: pathlib.Path
     popen: subprocess.Popen
+    admin_url: str = ""  # of a replica
 
     def alive(self) -> bool:
         """Whether it still runs."""
@@ -133,11 +134,9 @@ class Fleet:
                 command += ["--seed", f"{LOOPBACK}:{other_plan['gossip']}"]
         for url in self._engine_urls:
             command += ["--endpoint", url]
-        return self._start(f"replica-{index + 1}", f"http://{LOOPBACK}:{plan['listen']}", command)
-
-    def admin_url(self, index: int) -> str:
-        """The admin listener of the replica of that index."""
-        return f"http://{LOOPBACK}:{self._plans[index]['admin']}"
+        replica = self._start(f"replica-{index + 1}", f"http://{LOOPBACK}:{plan['listen']}", command)
+        replica.admin_url = f"http://{LOOPBACK}:{plan['admin']}"
+        return replica
 
     def start_balancer(self, name: str, behind: list[Process], ready_path: str) -> Process:
         """Starts HAProxy with the shipped configuration, its addresses replaced."""
@@ -197,19 +196,20 @@ class Fleet:
 
     # Ending
 
-    def kill(self, process: Process) -> None:
-        """kill -9 of the process and its children."""
-        process.kill()
-        process.popen.wait()
-        self._forget(process)
-
     def stop(self, process: Process, seconds_max: float = STOP_MAX_S) -> None:
         """Asks the process to end; what is left of its group after the limit is killed."""
-        if process.alive():
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.popen.wait(timeout=seconds_max)
-        self.kill(process)
+        process.terminate()
+        self.wait_or_kill(process, seconds_max)
+
+    def wait_or_kill(self, process: Process, seconds_max: float = STOP_MAX_S) -> None:
+        """Gives the process time to end by itself; what is left of its group then is killed."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.popen.wait(timeout=seconds_max)
+        process.kill()
+        process.popen.wait()
+        if process in self.processes:
+            self.processes.remove(process)
+        self._record_pids()
 
     def stop_all(self) -> None:
         """Ends everything. An engine that is still starting may not answer: it is killed."""
@@ -218,11 +218,6 @@ class Fleet:
         deadline = time.monotonic() + STOP_ALL_MAX_S
         for process in self.processes.copy():
             self.stop(process, max(0.0, deadline - time.monotonic()))
-
-    def _forget(self, process: Process) -> None:
-        if process in self.processes:
-            self.processes.remove(process)
-        self._record_pids()
 
     def _record_pids(self) -> None:
         (self.out / "pids").write_text("".join(f"{p.popen.pid}\n" for p in self.processes))

@@ -221,7 +221,8 @@ def refusal(function):
 
 @case("openai: an unknown model is refused")
 def _():
-    return refusal(lambda: CLIENT.chat.completions.create(**CHAT | {"model": "no-such-model"}))
+    # Without the code: an engine says 404; the replicas, who answer this themselves, what OpenAI says.
+    return refusal(lambda: CLIENT.chat.completions.create(**CHAT | {"model": "no-such-model"}))[:2]
 
 
 @case("openai: too many tokens are refused, streamed too")

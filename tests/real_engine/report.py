@@ -72,14 +72,14 @@ def _deaths(result: dict) -> list[str]:
         for kind, counts in seen["seen"].items():
             saw += [f"{count} {kind} {outcome}" for outcome, count in counts.items()]
         rows.append([
-            seen["what"], label, seen["requests"], seen["open_at_death"], saw,
+            seen["what"], label, seen["requests"], seen["open_at_victim"], saw,
             seen["failed_begun_after_death"],
             seen["moved_and_answered"], f"{seen['moved_texts_differ']} of {seen['moved_texts_checked']}",
             seen["longest_request_s"],
         ])  # fmt: skip
     head = [
         "death under load",
-        "through", "requests", "open at it", "what the clients saw", "failed, begun after it",
+        "through", "requests", "open there", "what the clients saw", "failed, begun after it",
         "moved and answered", "their texts that differ", "longest request, s",
     ]  # fmt: skip
     return _table(head, rows)

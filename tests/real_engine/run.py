@@ -178,38 +178,37 @@ class Run:
     def play_death(self, label: str, scenario: failures.Scenario, url: str) -> dict:
         """Plays one scenario, brings the victim back and returns what was seen."""
         say(f"{label}: {scenario.what}, under load")
-        victim = self.replicas[0] if scenario.victim == "replica" else self.engines[0]
-        survivor = self.engines[-1]
-        seen = asyncio.run(
-            failures.run_scenario(label, scenario, url, self.fleet, victim, survivor, self.engine_logs)
+        group = self.replicas if scenario.victim == "replica" else self.engines
+        victim, seen = asyncio.run(
+            failures.run_scenario(label, scenario, url, self.fleet, group, self.engines, self.engine_logs)
         )
         if label == "cluster":
-            living = range(1, REPLICAS) if scenario.victim == "replica" else range(REPLICAS)
+            living = [replica.admin_url for replica in self.replicas if replica is not victim]
             seen["charges_gone_after_s"] = cluster_facts.seconds_until(
-                [self.fleet.admin_url(n) for n in living], lambda view: cluster_facts.running(view) == 0
+                living, lambda view: cluster_facts.running(view) == 0
             )
-        self.fleet.stop(victim)
+        index = group.index(victim)
         if scenario.victim == "replica":
-            self.replicas[0] = self.fleet.start_replica(0)
-            seen["ready_again_after_s"] = self.fleet.wait_ready(
-                self.replicas[0], "/readyz", REPLICA_START_MAX_S
-            )
+            group[index] = self.fleet.start_replica(index)
+            seen["ready_again_after_s"] = self.fleet.wait_ready(group[index], "/readyz", REPLICA_START_MAX_S)
             self.wait_for_whole_cluster()
         else:
-            seen["requests_again_after_s"] = self.bring_engine_back(victim, url)
+            group[index] = self.start_engine_again(victim)
+            seen["requests_again_after_s"] = asyncio.run(
+                failures.seconds_until_used(url, group[index], verdicts.USED_AGAIN_MAX_S)
+            )
         return seen
 
-    def bring_engine_back(self, victim: Process, url: str) -> float | None:
-        """Restarts the first engine at its port; the seconds until it is sent requests again."""
+    def start_engine_again(self, victim: Process) -> Process:
+        """Restarts an engine at its port."""
         engine = self.fleet.start_engine(victim.name, int(victim.url.rsplit(":", 1)[1]))
         self.fleet.wait_ready(engine, "/health", ENGINE_START_MAX_S)
-        self.engines[0] = engine
         self.engine_logs[engine.name].append(engine.log)
-        return asyncio.run(failures.seconds_until_used(url, engine, verdicts.USED_AGAIN_MAX_S))
+        return engine
 
     def wait_for_whole_cluster(self) -> None:
         """Waits until every replica believes every other one alive."""
-        admins = [self.fleet.admin_url(n) for n in range(REPLICAS)]
+        admins = [replica.admin_url for replica in self.replicas]
         seconds = cluster_facts.seconds_until(
             admins, lambda view: len(cluster_facts.live_replicas(view)) == REPLICAS
         )

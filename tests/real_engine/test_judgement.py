@@ -68,7 +68,7 @@ class Promises(unittest.TestCase):
     def forgives(self, scenario: str, stream: bool, outcome: Outcome, began: float = 1.0) -> bool:
         by_name = {each.name: each for each in failures.SCENARIOS}
         exchange = Exchange("id", stream, began, ended=9.0, outcome=outcome)
-        return by_name[scenario].forgives(exchange, 5.0)
+        return by_name[scenario].forgives(exchange, failures.Death(5.0, 5.1))
 
     def test_a_dead_replica_excuses_cuts_of_what_was_open_and_nothing_else(self):
         self.assertTrue(self.forgives("replica-kill", True, Outcome.CUT_MIDSTREAM))

@@ -60,6 +60,9 @@ def chats(pace: str, seen: dict) -> Iterator[Verdict]:
 def death(seen: dict) -> Iterator[Verdict]:
     """One death under load."""
     what = seen["what"]
+    # Else what follows would hold for nothing.
+    found = seen["open_at_victim"]
+    yield Verdict(f"{what}: requests that it found open there", "some", found, found > 0)
     yield none_of(f"{what}: outcomes that are not promised", seen["not_forgiven"])
     yield none_of(f"{what}: requests begun after it that fail", seen["failed_begun_after_death"])
     yield none_of(f"{what}: ends that look whole and are not", seen["broken_promises"])
