@@ -20,7 +20,7 @@ use crate::wire::{Head, PullReply, Wanted};
 const PATIENCE: Duration = Duration::from_millis(40);
 /// Between tries for one replica, times the failures so far.
 const BACKOFF: Duration = Duration::from_millis(250);
-const BACKOFF_MAX: Duration = Duration::from_secs(5);
+const BACKOFF_MAX: Duration = Duration::from_millis(1_500);
 /// Replicas whose gaps are filled at a time.
 const AT_ONCE_MAX: usize = 8;
 /// Failures after which another replica is asked for a snapshot instead.

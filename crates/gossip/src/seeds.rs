@@ -14,7 +14,7 @@ use crate::shared::{Shared, ledger_address};
 /// How often unknown seeds are greeted while this replica knows nobody.
 const ALONE_EVERY: Duration = Duration::from_millis(200);
 /// How often when it knows someone: it heals what was cut apart for so long that it was forgotten.
-const EVERY: Duration = Duration::from_secs(2);
+const EVERY: Duration = Duration::from_secs(1);
 /// How often a name is looked up, while nobody is known and afterwards.
 const LOOKUP_ALONE_EVERY: Duration = Duration::from_secs(1);
 const LOOKUP_EVERY: Duration = Duration::from_secs(30);

@@ -139,3 +139,159 @@ async fn a_killed_replica_beats_no_more_and_its_port_refuses() {
     facts.set_load(vec![load(2, 2)]);
     until("the others go on", || cluster[1].heard.load_of(&cluster[0].name()) == vec![load(2, 2)]).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_endpoints_at_each_of_three_replicas_reach_a_newcomer() {
+    let cluster = support::cluster(3).await;
+    let mut busy: Vec<_> = (0..1_000).map(|n| load(n, 300 + n)).collect();
+    busy.sort_unstable_by_key(|row| row.endpoint);
+    for replica in &cluster {
+        replica.facts.set_load(busy.clone());
+    }
+    let seeds: Vec<_> = cluster.iter().collect();
+    let newcomer = Replica::start("d", &seeds, |_| ()).await;
+    for replica in &cluster {
+        until("all rows arrive", || newcomer.heard.load_of(&replica.name()) == busy).await;
+    }
+    assert_eq!(newcomer.gossip().stats().values_oversized, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_a_fifth_of_all_datagrams_lost_everything_still_arrives() {
+    let lossy = |seed| {
+        let faults = Arc::new(Faults::new(seed));
+        for kind in [FrameKind::Pulse, FrameKind::Ledger, FrameKind::Push, FrameKind::Prove] {
+            faults.drop_ratio(kind, 0.2);
+        }
+        faults.delay(std::time::Duration::from_millis(3));
+        faults
+    };
+    let key = gossip::ClusterKey::from_bytes([3; 32]);
+    let keyed = |config: &mut gossip::GossipConfig, seed| {
+        config.faults = Some(lossy(seed));
+        config.keys = vec![key.clone()];
+    };
+    let a = Replica::start("a", &[], |config| keyed(config, 1)).await;
+    let b = Replica::start("b", &[&a], |config| keyed(config, 2)).await;
+    support::acquaint(&[&a, &b]).await;
+    let mut records = Vec::new();
+    for n in 0..200 {
+        b.facts.set_load(vec![load(n % 7, 1 + n), load(9, n)]);
+        let record = place(u64::from(n), 1 + u64::from(n) % 40);
+        records.push(record.clone());
+        b.facts.add_records(vec![record]);
+        b.gossip().nudge();
+        tokio::task::yield_now().await;
+    }
+    let mut expected = vec![load(199 % 7, 200), load(9, 199)];
+    expected.sort_unstable_by_key(|row| row.endpoint);
+    until("the load is the last one", || a.heard.load_of("b") == expected).await;
+    let order = |records: &[routing::facts::LedgerRecord]| {
+        let mut texts: Vec<_> = records.iter().map(|record| format!("{record:?}")).collect();
+        texts.sort_unstable();
+        texts
+    };
+    until("every record arrived", || a.heard.ledger_of("b").len() >= records.len()).await;
+    assert_eq!(order(&a.heard.ledger_of("b")), order(&records), "each once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_cut_apart_heals_by_itself() {
+    let faults: Vec<_> = (0..3).map(|seed| Arc::new(Faults::new(seed))).collect();
+    let mut cluster: Vec<Replica> = Vec::new();
+    for (name, faults) in ["a", "b", "c"].iter().zip(&faults) {
+        let seeds: Vec<_> = cluster.iter().take(1).collect();
+        let replica = Replica::start(name, &seeds, |config| config.faults = Some(Arc::clone(faults))).await;
+        cluster.push(replica);
+    }
+    support::acquaint(&cluster.iter().collect::<Vec<_>>()).await;
+    let address = |n: usize| cluster[n].gossip().address();
+    for other in [1, 2] {
+        faults[0].cut(address(other));
+        faults[other].cut(address(0));
+    }
+    let silent = |at: usize, name: &str| {
+        let peers = cluster[at].gossip().peers();
+        peers.iter().any(|p| p.replica.as_str() == name && p.age.is_some_and(|age| age.as_millis() > 3_200))
+    };
+    until("they are silent to each other", || silent(0, "b") && silent(0, "c") && silent(1, "a")).await;
+    for (replica, number) in cluster.iter().zip(1..) {
+        replica.facts.set_load(vec![load(1, number)]);
+        replica.facts.add_records((0..30).map(|n| place(u64::from(number) * 100 + n, 10)).collect());
+        replica.gossip().nudge();
+    }
+    until("the two go on", || cluster[1].heard.load_of("c") == vec![load(1, 3)]).await;
+    assert!(cluster[0].heard.load_of("b").is_empty());
+    faults.iter().for_each(|faults| faults.heal());
+    for replica in &cluster {
+        for (name, number) in ["a", "b", "c"].iter().zip(1..) {
+            if replica.name() != *name {
+                until("the load arrives", || replica.heard.load_of(name) == vec![load(1, number)]).await;
+                until("the ledger arrives", || replica.heard.ledger_of(name).len() == 30).await;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_reads_its_events_late_still_ends_at_the_newest() {
+    let a = Replica::start("a", &[], |_| ()).await;
+    let config = |name| {
+        let mut config = gossip::GossipConfig::new(routing::ReplicaId::new(name), ([127, 0, 0, 1], 0).into());
+        config.seeds = vec![a.gossip().address().to_string()];
+        config
+    };
+    let (events, mut late) = tokio::sync::mpsc::channel(1);
+    let slow = gossip::start(config("b"), Arc::new(Facts::default()), events).await.expect("it starts");
+    until("a knows b", || a.heard.beats_of("b") > 0).await;
+    for running in 1..=300 {
+        a.facts.set_load(vec![load(running % 50, running)]);
+        a.gossip().nudge();
+        let pushes = a.gossip().stats().pushes;
+        until("it was pushed", || a.gossip().stats().pushes > pushes).await;
+    }
+    let expected = vec![load(0, 300)];
+    let mut rows = Vec::new();
+    let reading = async {
+        while rows != expected {
+            match late.recv().await.expect("gossip runs") {
+                GossipEvent::Pulse { pulse, .. } => rows = pulse.load,
+                GossipEvent::Load { push, .. } => {
+                    for row in push.rows {
+                        rows.retain(|known: &routing::facts::LoadRow| known.endpoint != row.endpoint);
+                        if row.running > 0 {
+                            rows.push(row);
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(20), reading).await.expect("it ends at the newest");
+    drop(slow);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_joiner_whose_seeds_do_not_answer_goes_on_and_says_so() {
+    let nobody = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port is free");
+    let seeds =
+        vec![nobody.local_addr().expect("it is bound").to_string(), "no-such-host.invalid:7946".to_owned()];
+    let shorten = |config: &mut gossip::GossipConfig| {
+        config.snapshot_wait = std::time::Duration::from_millis(300);
+    };
+    let a =
+        Replica::try_start("a", seeds, ([127, 0, 0, 1], 0).into(), &shorten).await.expect("gossip starts");
+    until("it goes on", || a.heard.outcome() == Some(Outcome::Unreachable)).await;
+    until("the name was tried", || a.gossip().stats().seed_lookups_failed > 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_is_its_own_only_seed_is_alone() {
+    let free = Replica::start("x", &[], |_| ()).await;
+    let address = free.gossip().address();
+    free.kill().await;
+    let own = |config: &mut gossip::GossipConfig| config.seeds = vec![address.to_string()];
+    let a = Replica::start_again("a", &[], address, own).await;
+    until("it is alone", || a.heard.outcome() == Some(Outcome::Alone)).await;
+}
