@@ -79,12 +79,10 @@ pub enum Outcome {
     AllNew,
     /// There are seeds, and none answered in time.
     Unreachable,
-    /// A snapshot was begun and not finished in time.
+    /// Others are there, and none gave a whole snapshot in time.
     Interrupted {
-        /// Whose, if any began.
-        from: Option<ReplicaId>,
-        /// Records received.
-        records: u64,
+        /// Who was asked last.
+        from: ReplicaId,
     },
 }
 

@@ -180,9 +180,6 @@ impl Hub {
     async fn take_push(&mut self, push: Push) {
         let now = self.shared.clock.now();
         if push.replica == self.shared.config.replica {
-            if push.generation == self.shared.generation() {
-                self.shared.counters.reject(Rejection::NameClash);
-            }
             return self.judge_name(push.generation, None, push.version, now).await;
         }
         let Some(entry) = self.entry(&push.replica, push.generation, None) else {

@@ -36,7 +36,7 @@ async fn find(shared: &Shared, inputs: &mpsc::Sender<Input>, start: Instant) -> 
     let deadline = start + shared.config.snapshot_wait;
     let mut failed: HashSet<(ReplicaId, u64)> = HashSet::new();
     let mut new_since = None;
-    let mut began = None;
+    let mut asked = None;
     loop {
         let known = shared.directory.known();
         let live = known.iter().filter(|known| known.live);
@@ -50,7 +50,7 @@ async fn find(shared: &Shared, inputs: &mpsc::Sender<Input>, start: Instant) -> 
                 Attempt::New => {}
                 Attempt::Failed => {
                     shared.counters.pulls_failed.up();
-                    began = Some(replica.clone());
+                    asked = Some(replica.clone());
                     failed.insert((replica.clone(), *generation));
                 }
             }
@@ -66,8 +66,8 @@ async fn find(shared: &Shared, inputs: &mpsc::Sender<Input>, start: Instant) -> 
             return Outcome::Alone;
         }
         if Instant::now() >= deadline {
-            return match began {
-                Some(from) => Outcome::Interrupted { from: Some(from), records: 0 },
+            return match asked {
+                Some(from) => Outcome::Interrupted { from },
                 None if live.is_empty() => Outcome::Unreachable,
                 None => Outcome::AllNew,
             };

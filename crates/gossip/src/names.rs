@@ -16,7 +16,9 @@ const LATE: Duration = Duration::from_secs(1);
 const WATCH: Duration = Duration::from_secs(2);
 /// A clash that goes on is reported this often.
 const REPORT_EVERY: Duration = Duration::from_secs(60);
-/// Incarnations watched at a time; a name that has more is not judged by the others.
+/// An incarnation not heard of for so long is no longer watched.
+const FORGET: Duration = Duration::from_secs(120);
+/// Incarnations watched at a time; if there are more, those that came later are not judged.
 const WATCHED_MAX: usize = 16;
 
 #[derive(Debug, PartialEq, Eq)]
@@ -35,6 +37,7 @@ pub(crate) struct Names {
 
 struct Watched {
     since: Moment,
+    heard: Moment,
     address: Option<SocketAddr>,
     beat: u64,
     beats_late: bool,
@@ -53,11 +56,14 @@ impl Names {
         own: u64,
         now: Moment,
     ) -> Option<Verdict> {
+        self.watched.retain(|_, watched| now.since(watched.heard) < FORGET);
         if self.watched.len() >= WATCHED_MAX && !self.watched.contains_key(&generation) {
             return None;
         }
-        let fresh = Watched { since: now, address, beat, beats_late: false, later: false, judged: false };
+        let fresh =
+            Watched { since: now, heard: now, address, beat, beats_late: false, later: false, judged: false };
         let watched = self.watched.entry(generation).or_insert(fresh);
+        watched.heard = now;
         watched.address = address.or(watched.address);
         watched.later = generation > own;
         if beat > watched.beat {

@@ -89,7 +89,13 @@ impl Posted {
 
 fn needed_split(pulse: &Pulse) -> u8 {
     let finest = PARTS_MAX.ilog2() as u8;
-    let fits = |split: &u8| divide(pulse, *split).iter().all(|part| codec::size(part) <= PART_BYTES_MAX);
+    let bare = codec::size(&Part { version: u64::MAX, ..Part::default() });
+    let rows: Vec<usize> =
+        divide(pulse, finest).iter().map(|part| codec::size(part).saturating_sub(4)).collect();
+    let fits = |split: &u8| {
+        let together = 1 << (finest - split);
+        rows.chunks(together).all(|rows| bare + rows.iter().sum::<usize>() <= PART_BYTES_MAX)
+    };
     (0..finest).find(fits).unwrap_or(finest)
 }
 

@@ -172,7 +172,8 @@ impl Publisher {
 
     /// Posts how far the ledger goes, and the records that no push has carried.
     async fn post_ledger(&mut self) {
-        self.take_records();
+        // What a push can carry is not worth a slot.
+        self.push().await;
         let mut values = Vec::new();
         {
             let mut log = self.shared.log.lock();

@@ -24,7 +24,7 @@ use crate::shared::{Shared, ledger_address};
 use crate::stats::{Counters, GossipStats, PeerStatus};
 use crate::{Facts, FrameKind, GossipConfig, GossipError, GossipEvent, join, ports, seeds, serve};
 
-/// How long goodbye may take; the tasks then end all the same.
+/// How long goodbye may take.
 const GOODBYE_PATIENCE: Duration = Duration::from_secs(1);
 /// Between two new beginnings after the gossip library gave up.
 const LIBRARY_PAUSE: Duration = Duration::from_secs(1);
@@ -146,8 +146,8 @@ impl Gossip {
         self.shared.counters.look(self.peers())
     }
 
-    /// Tells the others that this replica ends, waits until they may have heard it (at most a second), and
-    /// ends the gossip.
+    /// Tells the others that this replica ends, and waits until they may have heard it, at most a second.
+    /// From then on they take it for gone, whatever else it tells.
     pub async fn goodbye(&self) {
         let (done, told) = oneshot::channel();
         let telling = async {

@@ -36,15 +36,13 @@ pub enum Rejection {
     Malformed,
     /// Nobody had time for it.
     Overload,
-    /// Another replica speaks under this one's name.
-    NameClash,
     /// An earlier incarnation of a replica that has since restarted.
     Outlived,
 }
 
 impl Rejection {
     /// All causes.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 14] = [
         Self::Foreign,
         Self::Truncated,
         Self::Oversized,
@@ -58,7 +56,6 @@ impl Rejection {
         Self::Own,
         Self::Malformed,
         Self::Overload,
-        Self::NameClash,
         Self::Outlived,
     ];
 
@@ -78,7 +75,6 @@ impl Rejection {
             Self::Own => "own",
             Self::Malformed => "malformed",
             Self::Overload => "overload",
-            Self::NameClash => "name_clash",
             Self::Outlived => "outlived",
         }
     }

@@ -245,9 +245,9 @@ async fn whoever_reads_its_events_late_still_ends_at_the_newest() {
     let slow = gossip::start(config("b"), Arc::new(Facts::default()), events).await.expect("it starts");
     until("a knows b", || a.heard.beats_of("b") > 0).await;
     for running in 1..=300 {
+        let pushes = a.gossip().stats().pushes;
         a.facts.set_load(vec![load(running % 50, running)]);
         a.gossip().nudge();
-        let pushes = a.gossip().stats().pushes;
         until("it was pushed", || a.gossip().stats().pushes > pushes).await;
     }
     let expected = vec![load(0, 300)];
@@ -294,4 +294,32 @@ async fn a_replica_that_is_its_own_only_seed_is_alone() {
     let own = |config: &mut gossip::GossipConfig| config.seeds = vec![address.to_string()];
     let a = Replica::start_again("a", &[], address, own).await;
     until("it is alone", || a.heard.outcome() == Some(Outcome::Alone)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pulse_too_large_to_gossip_is_counted_and_holds_nothing_up() {
+    let cluster = support::cluster(2).await;
+    let (a, b) = (&cluster[0], &cluster[1]);
+    b.facts.set_load((0..26_000).map(|n| load(n, 1 + n)).collect());
+    until("values were refused", || b.gossip().stats().values_oversized > 0).await;
+    b.facts.set_load(vec![load(1, 5)]);
+    let arrived = || a.heard.pulse_of("b").is_some_and(|pulse| pulse.load == vec![load(1, 5)]);
+    until("what fits arrives", arrived).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_greets_itself_hears_nothing_new() {
+    let free = Replica::start("x", &[], |_| ()).await;
+    let address = free.gossip().address();
+    free.kill().await;
+    let own = |config: &mut gossip::GossipConfig| {
+        config.seeds = vec![address.to_string()];
+        config.advertise = Some(([127, 0, 0, 2], 0).into());
+        config.snapshot_wait = std::time::Duration::from_millis(300);
+    };
+    let a = Replica::start_again("a", &[], address, own).await;
+    until("its own greeting came back", || a.gossip().stats().rejected(gossip::Rejection::Own) > 0).await;
+    until("it goes on", || a.heard.outcome().is_some()).await;
+    assert!(a.gossip().peers().is_empty());
+    assert_eq!(a.heard.clashes(), 0);
 }

@@ -49,7 +49,9 @@ async fn garbage_changes_nothing_and_is_counted_by_cause() {
             let mut noise = vec![0; rng.random_range(0..1_200)];
             rng.fill_bytes(&mut noise);
             // Not by chance one of ours.
-            noise.first_mut().map(|first| *first = 0);
+            if let Some(first) = noise.first_mut() {
+                *first = 0;
+            }
             stranger.send_to(&noise, to).await.expect("loopback takes it");
             stranger.send_to(&vec![7; 1_201 + 400 * round], to).await.expect("loopback takes it");
             stranger.send_to(b"GV\x01\x00\x00", to).await.expect("loopback takes it");
@@ -202,6 +204,7 @@ async fn two_live_replicas_with_one_name_are_reported_and_the_later_one_counts()
     );
     until("the later one counts", || a.heard.load_of("b") == vec![load(1, 2)]).await;
     assert_eq!(a.heard.clashes(), 0);
+    until("the earlier one is turned away", || a.gossip().stats().rejected(Rejection::Outlived) > 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -246,16 +249,18 @@ async fn nonsense_at_the_pull_port_is_refused() {
     assert_eq!(causes.map(|cause| stats.rejected(cause)), [1, 1, 1]);
 }
 
+/// Port (0 or 1) and datagram.
+type Overheard = (usize, Vec<u8>);
+
 /// Stands between a replica and its seed, passes all on and writes down what the replica said.
 struct Tap {
     address: SocketAddr,
-    /// Port (0 or 1) and datagram.
-    overheard: Arc<Mutex<Vec<(usize, Vec<u8>)>>>,
+    overheard: Arc<Mutex<Vec<Overheard>>>,
 }
 
 impl Tap {
     async fn open(seed: SocketAddr) -> Self {
-        let overheard: Arc<Mutex<Vec<_>>> = Arc::default();
+        let overheard: Arc<Mutex<Vec<Overheard>>> = Arc::default();
         let (first, second) = loop {
             let first = UdpSocket::bind(SocketAddr::from(LOOPBACK)).await.expect("a port is free");
             let next = next_port(first.local_addr().expect("it is bound"));

@@ -238,7 +238,8 @@ impl Replica {
     }
 
     pub(crate) async fn goodbye(mut self) {
-        self.gossip.take().expect("it runs until it is taken").goodbye().await;
+        self.gossip().goodbye().await;
+        drop(self.gossip.take());
     }
 
     /// Ends it as a crash would.
