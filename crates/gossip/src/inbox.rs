@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     fn head(sequence: u64) -> Head {
-        (1..=sequence).fold(Head::default(), |head, n| head.after(n))
+        (1..=sequence).fold(Head::default(), Head::after)
     }
 
     #[test]

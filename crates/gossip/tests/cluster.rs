@@ -29,7 +29,7 @@ async fn a_pushed_row_arrives_without_the_boards() {
     let mut cluster = support::cluster(2).await;
     let b = cluster.pop().expect("two");
     let c = Replica::start("c", &[&b], |config| config.faults = Some(Arc::clone(&faults))).await;
-    until("they know each other", || b.heard.beats_of("c") > 1 && c.heard.beats_of(&b.name()) > 1).await;
+    support::acquaint(&[&b, &c]).await;
     faults.drop_ratio(FrameKind::Pulse, 1.0);
     faults.drop_ratio(FrameKind::Ledger, 1.0);
     for running in [3, 0, 5] {
@@ -48,7 +48,7 @@ async fn a_lost_push_is_made_up_by_the_pulse() {
     let faults = Arc::new(Faults::new(2));
     let a = Replica::start("a", &[], |_| ()).await;
     let b = Replica::start("b", &[&a], |config| config.faults = Some(Arc::clone(&faults))).await;
-    until("they know each other", || a.heard.beats_of("b") > 1 && b.heard.beats_of("a") > 1).await;
+    support::acquaint(&[&a, &b]).await;
     faults.drop_ratio(FrameKind::Push, 1.0);
     b.facts.set_load(vec![load(1, 4)]);
     b.gossip().nudge();
@@ -62,7 +62,7 @@ async fn a_gap_in_the_ledger_is_pulled() {
     let faults = Arc::new(Faults::new(3));
     let a = Replica::start("a", &[], |_| ()).await;
     let b = Replica::start("b", &[&a], |config| config.faults = Some(Arc::clone(&faults))).await;
-    until("they know each other", || a.heard.beats_of("b") > 1 && b.heard.beats_of("a") > 1).await;
+    support::acquaint(&[&a, &b]).await;
     faults.drop_ratio(FrameKind::Push, 1.0);
     faults.drop_ratio(FrameKind::Ledger, 1.0);
     let lost: Vec<_> = (0..50).map(|n| place(n, 20)).collect();

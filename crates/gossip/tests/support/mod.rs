@@ -128,7 +128,7 @@ impl Heard {
             GossipEvent::Pulse { replica, pulse } if replica.as_str() == name => Some(pulse.epoch),
             _ => None,
         });
-        epochs.last().unwrap_or(0)
+        epochs.max().unwrap_or(0)
     }
 
     pub(crate) fn pulse_of(&self, name: &str) -> Option<Pulse> {
@@ -144,7 +144,7 @@ impl Heard {
         for event in self.0.lock().iter() {
             match event {
                 GossipEvent::Pulse { replica, pulse } if replica.as_str() == name => {
-                    rows = pulse.load.clone()
+                    rows = pulse.load.clone();
                 }
                 GossipEvent::Load { replica, push } if replica.as_str() == name => {
                     for row in &push.rows {
@@ -263,11 +263,16 @@ pub(crate) async fn cluster(count: u8) -> Vec<Replica> {
         let replica = Replica::start(&name, &seeds, |_| ()).await;
         cluster.push(replica);
     }
-    for replica in &cluster {
-        for other in cluster.iter().filter(|other| other.name != replica.name) {
+    acquaint(&cluster.iter().collect::<Vec<_>>()).await;
+    cluster
+}
+
+/// Waits until these have heard each other and are done joining.
+pub(crate) async fn acquaint(replicas: &[&Replica]) {
+    for replica in replicas {
+        for other in replicas.iter().filter(|other| other.name != replica.name) {
             until("they know each other", || replica.heard.beats_of(&other.name) > 0).await;
         }
         until("they are done joining", || replica.heard.outcome().is_some()).await;
     }
-    cluster
 }
