@@ -21,7 +21,9 @@ pub struct Candidate<'v> {
     pub endpoint: &'v Arc<Endpoint>,
     /// Its load when the choice began.
     pub load: Load,
-    /// How many leading blocks of the prompt are believed warm there.
+    /// How many leading blocks of the prompt were placed there, however long ago.
+    pub noted_blocks: u32,
+    /// How many of those are believed warm still.
     pub warm_blocks: u32,
     /// The filter that left it out, if one did.
     pub dropped_by: Option<FilterName>,
@@ -136,6 +138,7 @@ impl<'v> Candidates<'v> {
             .map(|endpoint| Candidate {
                 endpoint,
                 load: endpoint.load(now),
+                noted_blocks: 0,
                 warm_blocks: 0,
                 dropped_by: None,
             })

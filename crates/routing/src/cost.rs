@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use crate::candidates::Candidates;
 use crate::policy::CostSettings;
+use crate::rates::Speed;
 use crate::request::RequestShape;
 
 /// Requests that decode together before each of them takes twice as long per token as one alone.
@@ -50,6 +51,7 @@ pub fn weigh(
     request: &RequestShape,
     prompt_tokens: u32,
     common_blocks: u32,
+    prior: &Speed,
     settings: &CostSettings,
 ) -> Costs {
     let itl_best_us =
@@ -59,15 +61,17 @@ pub fn weigh(
         .iter()
         .map(|candidate| {
             let load = &candidate.load;
-            let prefill_ms_per_token = f64::from(load.speed.prefill_us_per_token) / 1_000.0;
+            let queued_ms_per_token = f64::from(load.speed.prefill_us_per_token) / 1_000.0;
             let unexplained = load.glance.waiting_unexplained * settings.waiting_request_tokens;
-            let wait_ms = (load.prefill_tokens as f64 + unexplained) * prefill_ms_per_token;
+            let queued_ms = (load.prefill_tokens as f64 + unexplained) * queued_ms_per_token;
+            let wait_ms = queued_ms - load.head_ms.min(queued_ms / 2.0);
             let warm_tokens = tokens_of(request, prompt_tokens, candidate.warm_blocks);
             let depth = candidate.warm_blocks.max(common_blocks);
             let forgiven_tokens = tokens_of(request, prompt_tokens, depth).saturating_sub(warm_tokens);
             let uncached_tokens = prompt_tokens - warm_tokens;
-            let prefill_ms = f64::from(uncached_tokens) * prefill_ms_per_token;
-            let forgiven_ms = f64::from(forgiven_tokens) * prefill_ms_per_token;
+            let warm_ms_per_token = f64::from(load.speed.warm_us_per_token(prior)) / 1_000.0;
+            let prefill_ms = f64::from(uncached_tokens) * warm_ms_per_token;
+            let forgiven_ms = f64::from(forgiven_tokens) * warm_ms_per_token;
             let decode_ms =
                 decode_ms(request, load.running, load.decode_tokens, load.speed.itl_us, itl_best_us);
             let kv_ms = load.glance.kv_ratio.map_or(0.0, |ratio| {

@@ -155,10 +155,14 @@ pub struct Footing {
     pub ahead_tokens: u32,
     /// Requests in flight there, through all replicas, without this one.
     pub running: u32,
-    /// How many leading blocks of the prompt were noted there before.
+    /// How many leading blocks of the prompt were believed warm there.
+    pub warm_blocks: u32,
+    /// How many were noted there before, warm or not.
     pub known_blocks: u32,
     /// Whether its conversation was.
     pub known_conversation: bool,
+    /// Tokens put into the endpoint's cache since the deepest of those blocks was last wanted there.
+    pub inserted_since: u64,
 }
 
 /// Why no endpoint can be chosen. The edge makes a status of it.

@@ -83,12 +83,17 @@ pub struct ObservedRow {
 pub struct SpeedRow {
     /// Which endpoint.
     pub endpoint: EndpointId,
-    /// Microseconds per uncached prompt token.
+    /// Microseconds per uncached prompt token; [`Self::UNKNOWN`] if that has not been learned.
     pub prefill_us_per_token: f32,
-    /// Microseconds between output tokens of one request, at the batch it usually has.
+    /// Microseconds between output tokens of one request, at the batch it usually has; likewise.
     pub itl_us: f32,
     /// How much the figures weigh: requests behind them, at most 1,000.
     pub samples: u16,
+}
+
+impl SpeedRow {
+    /// Stands for a figure that has not been learned.
+    pub const UNKNOWN: f32 = 0.0;
 }
 
 /// A fact about an engine's cache, a session's home or the endpoint list.

@@ -7,6 +7,7 @@
 //!
 //! Left out on purpose: HTTP, actors, gossip transport, metrics (the edges read [`Decision`]s and stats).
 
+mod heard;
 mod ids;
 mod news;
 mod time;

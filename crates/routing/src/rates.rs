@@ -4,8 +4,9 @@
 //! about `(t - base) / (a + u)`; behind nothing that is exact, behind something it is the tokens completed
 //! per busy millisecond as this request saw them. The figure is a weighted median of such samples, in which
 //! recent ones dominate: an engine that slows down is known for it within seconds, and a few odd samples
-//! change nothing. All figures stay within 1/8 to 8 times the prior, so that an engine that answers at once
-//! does not make warmth worthless and a stuck one does not look like an idle one.
+//! change nothing. A warm token is worth at least 1/8 of the prior and nothing is slower than 8 times the
+//! prior, so that an engine that answers at once does not make warmth worthless and a stuck one does not
+//! look like an idle one.
 
 mod ratio;
 mod window;
@@ -18,8 +19,13 @@ use std::time::Duration;
 use crate::facts::SpeedRow;
 use crate::{EndpointId, Moment};
 
-/// How far a learned figure may be from its prior, as a factor either way.
+/// How many times slower than its prior an endpoint is taken for at most; and how many times faster, where
+/// that says what a warm token is worth.
 pub const CLAMP: f32 = 8.0;
+
+/// How many times faster than its prior an endpoint is taken for at most where that says how long its queue
+/// takes: an engine that answers at once has none.
+pub const CLAMP_FAST: f32 = 256.0;
 
 /// Engines within this factor of their model's median are taken for equal: what replicas learn differs by
 /// more than what they should disagree about.
@@ -61,6 +67,14 @@ impl Default for Speed {
     /// An 8-billion-parameter model on one H100: 250 us, 12 ms and 30 ms.
     fn default() -> Self {
         Self { prefill_us_per_token: 250.0, itl_us: 12_000.0, base_us: 30_000.0 }
+    }
+}
+
+impl Speed {
+    /// What a warm token is worth, in microseconds: the time to compute it, but never less than 1/8 of
+    /// `prior`, so that an engine that answers at once does not make warmth worthless.
+    pub fn warm_us_per_token(&self, prior: &Self) -> f32 {
+        self.prefill_us_per_token.max(prior.prefill_us_per_token / CLAMP)
     }
 }
 
@@ -162,10 +176,14 @@ impl LearnedSpeed {
             return None;
         }
         let speed = self.speed(now);
+        // A figure that rests on the prior, which counts as one sample, is not worth telling.
+        let told = |figure: f32, confidence: f32| {
+            if confidence > 1.0 { from_step(to_step(figure)) } else { SpeedRow::UNKNOWN }
+        };
         Some(SpeedRow {
             endpoint,
-            prefill_us_per_token: from_step(to_step(speed.prefill_us_per_token)),
-            itl_us: from_step(to_step(speed.itl_us)),
+            prefill_us_per_token: told(speed.prefill_us_per_token, prefill),
+            itl_us: told(speed.itl_us, itl),
             samples: 1 << weight.ilog2(),
         })
     }
@@ -205,29 +223,43 @@ impl LegSample {
     }
 }
 
-/// One endpoint's speed from what all replicas say of it, by what each weighs; the prior if nobody says
-/// anything. The order of the rows does not matter, so that all replicas come to the same figure.
-pub fn combine(rows: impl IntoIterator<Item = SpeedRow>, prior: Speed) -> Speed {
-    let (mut weight, mut prefill, mut itl) = (0_i64, 0_i64, 0_i64);
-    for row in rows {
-        let samples = i64::from(row.samples.min(1_000));
-        weight += samples;
-        prefill += samples * i64::from(to_step(clamp(row.prefill_us_per_token, prior.prefill_us_per_token)));
-        itl += samples * i64::from(to_step(clamp(row.itl_us, prior.itl_us)));
-    }
-    if weight == 0 {
-        return prior;
-    }
-    let mean = |sum: i64| from_step((sum + weight / 2).div_euclid(weight) as i32);
-    Speed { prefill_us_per_token: mean(prefill), itl_us: mean(itl), base_us: prior.base_us }
+/// What all replicas together know of one endpoint's speed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Known {
+    /// Microseconds per uncached prompt token.
+    pub prefill_us_per_token: Option<f32>,
+    /// Microseconds between two output tokens of one request.
+    pub itl_us: Option<f32>,
 }
 
-/// Takes those within `factor` (1 or more) of the median for equal to it. The median is the lower of two
-/// middle ones, so that it is always a figure that somebody has.
-pub fn snap_to_median(values: &mut [f32], factor: f32) {
+/// One endpoint's speed from what all replicas say of it, by what each weighs. The order of the rows does not
+/// matter, so that all replicas come to the same figure.
+pub fn combine(rows: &[SpeedRow], prior: &Speed) -> Known {
+    let mean = |figure: fn(&SpeedRow) -> f32, prior: f32| {
+        let (mut weight, mut sum) = (0_i64, 0_i64);
+        for row in rows.iter().filter(|row| figure(row) != SpeedRow::UNKNOWN) {
+            let samples = i64::from(row.samples.min(1_000));
+            weight += samples;
+            sum += samples * i64::from(to_step(clamp(figure(row), prior)));
+        }
+        (weight > 0).then(|| from_step((sum + weight / 2).div_euclid(weight) as i32))
+    };
+    Known {
+        prefill_us_per_token: mean(|row| row.prefill_us_per_token, prior.prefill_us_per_token),
+        itl_us: mean(|row| row.itl_us, prior.itl_us),
+    }
+}
+
+/// The median of some figures, the lower of two middle ones, so that it is always one that somebody has.
+pub fn median(values: &[f32]) -> Option<f32> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f32::total_cmp);
-    let Some(median) = sorted.get(sorted.len().saturating_sub(1) / 2).copied() else { return };
+    sorted.get(sorted.len().saturating_sub(1) / 2).copied()
+}
+
+/// Takes those within `factor` (1 or more) of the [`median`] for equal to it.
+pub fn snap_to_median(values: &mut [f32], factor: f32) {
+    let Some(median) = median(values) else { return };
     for value in values {
         if *value <= median * factor && *value >= median / factor {
             *value = median;
@@ -237,7 +269,7 @@ pub fn snap_to_median(values: &mut [f32], factor: f32) {
 
 fn clamp(value: f32, prior: f32) -> f32 {
     // A figure that is not a number (from elsewhere) says nothing.
-    if value.is_nan() { prior } else { value.clamp(prior / CLAMP, prior * CLAMP) }
+    if value.is_nan() { prior } else { value.clamp(prior / CLAMP_FAST, prior * CLAMP) }
 }
 
 /// Steps of the geometric grid in a doubling: 9% each.

@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -83,6 +83,9 @@ pub struct Charges {
     /// reader see without the lock that nothing is due.
     next_due: AtomicU64,
     predicted: Mutex<BinaryHeap<Reverse<Predicted>>>,
+    /// Counts prompts that were done, and those that found none before them: each time the engine began
+    /// with another.
+    begun: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -115,6 +118,7 @@ impl Default for Charges {
             decode_tokens: AtomicU64::new(0),
             next_due: AtomicU64::new(u64::MAX),
             predicted: Mutex::default(),
+            begun: AtomicU32::new(0),
         }
     }
 }
@@ -124,6 +128,11 @@ impl Charges {
     pub fn read(&self, now: Moment) -> PackedCharge {
         self.settle(now);
         PackedCharge(self.packed.load(Ordering::Acquire))
+    }
+
+    /// How often the engine began with another of the own prompts.
+    pub fn begun(&self) -> u32 {
+        self.begun.load(Ordering::Relaxed)
     }
 
     /// Output tokens expected of the requests that decode.
@@ -138,6 +147,9 @@ impl Charges {
     }
 
     fn keep(&self, size: ChargeSize) -> Arc<Charge> {
+        if self.packed.load(Ordering::Relaxed) & PREFILL_MASK == u64::from(size.prefill_tokens) {
+            self.begun.fetch_add(1, Ordering::Relaxed);
+        }
         let charge = Arc::new(Charge { phase: AtomicU8::new(PREFILLING), size });
         if let Some(due) = size.prefill_ends {
             let mut predicted = self.predicted.lock();
@@ -168,6 +180,7 @@ impl Charges {
         match charge.phase.compare_exchange(PREFILLING, DECODING, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
                 self.packed.fetch_sub(u64::from(charge.size.prefill_tokens), Ordering::AcqRel);
+                self.begun.fetch_add(1, Ordering::Relaxed);
             }
             Err(_) => {
                 self.decode_tokens.fetch_sub(output, Ordering::AcqRel);
@@ -181,6 +194,7 @@ impl Charges {
             PREFILLING => {
                 let whole = PackedCharge::new(1, u64::from(size.prefill_tokens)).0;
                 self.packed.fetch_sub(whole, Ordering::AcqRel);
+                self.begun.fetch_add(1, Ordering::Relaxed);
             }
             DECODING => {
                 self.packed.fetch_sub(PackedCharge::new(1, 0).0, Ordering::AcqRel);

@@ -6,12 +6,17 @@ use crate::decision::Reason;
 use crate::rendezvous::TopTwo;
 use crate::scene::Scene;
 
+/// Placed tokens differ clearly when they do by more than one in so many.
+const PLACED_CLEAR_PART: u32 = 8;
+/// And by more than this many, so that the first few prompts go where their hash says.
+const PLACED_CLEAR_MIN: u32 = 2_048;
+
 /// Positions of candidates.
 pub type Positions = SmallVec<[usize; 16]>;
 
 /// Settles among `tied` candidates (at least one), in this order: the session's or conversation's home; the
-/// deepest warm holder; of the two that rank highest for the prompt's rendezvous key the one with fewer
-/// placed tokens.
+/// deepest warm holder; of the two that rank highest for the prompt's rendezvous key the one with clearly
+/// fewer placed tokens.
 ///
 /// Nothing here depends on the order of `tied` or on chance: replicas with equal views settle alike, and
 /// without a word they differ at most between the same two.
@@ -37,17 +42,36 @@ pub fn settle(scene: &Scene<'_>, tied: &[usize]) -> (usize, Reason) {
     (of_two(scene, &left), Reason::TieRendezvous)
 }
 
-/// Of the two of `left` (at least one) that rank highest for the prompt's key, the one with fewer placed
-/// tokens.
+/// Of the two of `left` (at least one) that rank highest for the prompt's key, the first, unless clearly more
+/// was placed there lately than at the second.
+///
+/// A replica that has not heard yet where a prompt went a moment ago comes to the same end as the one that
+/// sent it there, but for the few prompts that fall between the two replicas' pictures of what is clear.
 pub fn of_two(scene: &Scene<'_>, left: &[usize]) -> usize {
+    // The two are those of all candidates, not of the tied ones, which differ with what each replica has
+    // heard of the load.
+    let kept: Positions = scene.candidates.kept_positions().collect();
+    let wanted = top_two(scene, &kept);
+    let mut two: Positions = wanted.iter().copied().filter(|at| left.contains(at)).collect();
+    if two.is_empty() {
+        two = top_two(scene, left);
+    }
+    let (first, second) = match two[..] {
+        [first, second, ..] => (first, second),
+        [only] => return only,
+        [] => return left.first().copied().unwrap_or(0),
+    };
+    let placed = |at: usize| scene.endpoint(at).placed_tokens(scene.now);
+    let (most, least) = (placed(first), placed(second));
+    let clear = (most / PLACED_CLEAR_PART).max(PLACED_CLEAR_MIN);
+    if least.saturating_add(clear) < most { second } else { first }
+}
+
+/// The two of `among` that rank highest, in order.
+fn top_two(scene: &Scene<'_>, among: &[usize]) -> Positions {
     let mut top = TopTwo::new(scene.rendezvous);
-    for at in left {
+    for at in among {
         top.offer(scene.endpoint(*at).id, *at);
     }
-    let placed = |at: usize| scene.endpoint(at).placed_tokens(scene.now);
-    match (top.first(), top.second()) {
-        (Some(first), Some(second)) if placed(second) < placed(first) => second,
-        (Some(first), _) => first,
-        (None, _) => left.first().copied().unwrap_or(0),
-    }
+    top.first().into_iter().chain(top.second()).collect()
 }

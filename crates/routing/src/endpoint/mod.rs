@@ -3,6 +3,7 @@
 mod breaker;
 mod observed;
 mod placed;
+mod retention;
 mod rows;
 mod spec;
 mod standing;
@@ -17,6 +18,7 @@ pub use breaker::{Breaker, BreakerConfig, ProbeStart, Signal, StandingChange};
 pub use observed::{Glance, OBSERVED_FRESH, OBSERVED_STALE, Observed, freshness};
 pub use placed::PLACED_HALF_LIFE;
 pub(crate) use placed::decayed;
+pub(crate) use retention::Retention;
 pub use spec::{EndpointSpec, Role, SpecError};
 pub use standing::{Cause, Drained, Standing, Usable};
 
@@ -75,6 +77,9 @@ struct State {
     rows: rows::Rows,
     placed: placed::PlacedTokens,
     observation: observed::Observation,
+    retention: Retention,
+    /// How often the engine had begun with another prompt when last looked at, and since when.
+    head: Mutex<(u32, Moment)>,
     breaker: Mutex<Breaker>,
     /// `Usable` of the breaker's standing, for readers in a hurry.
     usable: AtomicU8,
@@ -107,6 +112,8 @@ impl Endpoint {
                 rows: rows::Rows::default(),
                 placed: placed::PlacedTokens::default(),
                 observation: observed::Observation::default(),
+                retention: Retention::default(),
+                head: Mutex::default(),
                 breaker: Mutex::new(Breaker::new(breaker, now)),
                 usable: AtomicU8::new(0),
                 speed: Default::default(),
@@ -157,12 +164,23 @@ impl Endpoint {
         let others = self.state.rows.charge();
         Load {
             own,
+            head_ms: self.head_ms(now),
             running: own.running().saturating_add(others.running()),
             prefill_tokens: own.prefill_tokens() + others.prefill_tokens(),
             decode_tokens: self.state.charges.decode_tokens() + self.state.rows.decode_tokens(),
             glance: self.state.observation.glance(now),
             speed: self.speed(),
         }
+    }
+
+    /// For how long the engine is known to be at the first of its prompts, in ms.
+    fn head_ms(&self, now: Moment) -> f64 {
+        let begun = self.state.charges.begun().wrapping_add(self.state.rows.begun());
+        let mut head = self.state.head.lock();
+        if head.0 != begun {
+            *head = (begun, now);
+        }
+        now.millis_since(head.1)
     }
 
     /// Prompt tokens placed here lately through all replicas, decayed, in whole steps of
@@ -175,9 +193,15 @@ impl Endpoint {
         self.state.placed.add(tokens, now);
     }
 
+    /// How long its engine keeps what is not asked for.
+    pub(crate) fn retention(&self) -> &Retention {
+        &self.state.retention
+    }
+
     /// This replica's own row.
     pub(crate) fn own_row(&self, now: Moment) -> LoadRow {
         let own = self.state.charges.read(now);
+        self.head_ms(now);
         LoadRow {
             endpoint: self.id,
             running: own.running(),
@@ -189,6 +213,7 @@ impl Endpoint {
 
     pub(crate) fn set_row(&self, origin: &ReplicaId, row: LoadRow, now: Moment) {
         self.state.rows.set(origin, row, now);
+        self.head_ms(now);
     }
 
     pub(crate) fn remove_row(&self, origin: &ReplicaId) {
@@ -291,8 +316,20 @@ pub struct Load {
     pub prefill_tokens: u64,
     /// Output tokens expected of the requests that decode, through all replicas.
     pub decode_tokens: u64,
+    /// For how long the engine is known to be at the first of those prompts, in ms.
+    pub head_ms: f64,
     /// What the engine last said of itself.
     pub glance: Glance,
     /// How fast it is.
     pub speed: Speed,
+}
+
+impl Load {
+    /// Leaves out a request of another replica that is known to be over, with at most these tokens.
+    pub(crate) fn without_one(&mut self, prefill_tokens: u32, output_tokens: u32) {
+        let own = (self.own.running(), self.own.prefill_tokens());
+        self.running = self.running.saturating_sub(1).max(own.0);
+        self.prefill_tokens = self.prefill_tokens.saturating_sub(u64::from(prefill_tokens)).max(own.1);
+        self.decode_tokens = self.decode_tokens.saturating_sub(u64::from(output_tokens));
+    }
 }

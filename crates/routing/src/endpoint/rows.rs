@@ -3,7 +3,7 @@
 //! A row replaces its origin's earlier row and touches nobody else's (invariant I-02), so the sum is the
 //! same whatever order the reports of different origins came in.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -18,6 +18,7 @@ pub(super) struct Rows {
     by_origin: Mutex<Vec<OriginRow>>,
     packed: AtomicU64,
     decode_tokens: AtomicU64,
+    begun: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -36,11 +37,21 @@ impl Rows {
             row.running == 0 && row.prefill_tokens == 0 && row.decode_tokens == 0 && row.placed_tokens == 0;
         match (at, nothing) {
             (Ok(at), true) => {
+                self.begun.fetch_add(1, Ordering::Relaxed);
                 rows.remove(at);
             }
-            (Ok(at), false) => rows[at] = OriginRow { origin: origin.clone(), row, heard: now },
+            (Ok(at), false) => {
+                let before = rows[at].row.prefill_tokens;
+                if before == 0 || row.prefill_tokens < before {
+                    self.begun.fetch_add(1, Ordering::Relaxed);
+                }
+                rows[at] = OriginRow { origin: origin.clone(), row, heard: now };
+            }
             (Err(_), true) => return,
-            (Err(at), false) => rows.insert(at, OriginRow { origin: origin.clone(), row, heard: now }),
+            (Err(at), false) => {
+                self.begun.fetch_add(1, Ordering::Relaxed);
+                rows.insert(at, OriginRow { origin: origin.clone(), row, heard: now });
+            }
         }
         self.publish(&rows);
     }
@@ -63,6 +74,10 @@ impl Rows {
     /// Running requests and prefill tokens of all others.
     pub(super) fn charge(&self) -> PackedCharge {
         PackedCharge::from_raw(self.packed.load(Ordering::Acquire))
+    }
+
+    pub(super) fn begun(&self) -> u32 {
+        self.begun.load(Ordering::Relaxed)
     }
 
     /// Decode tokens of all others.

@@ -59,6 +59,12 @@ impl Crowd {
         self.seats.binary_search_by_key(&slot, |seat| seat.tenant.slot)
     }
 
+    /// The tick at which the tenant was last placed here; `None` if it is not here.
+    pub(super) fn touched(&self, tenant: Tenant) -> Option<u32> {
+        let seat = &self.seats[self.find(tenant.slot).ok()?];
+        (seat.tenant == tenant).then(|| seat.touched.load(Ordering::Relaxed))
+    }
+
     /// Marks the tenant as placed at `tick`; false if it is not here.
     pub(super) fn touch(&self, tenant: Tenant, tick: u32) -> bool {
         let Ok(at) = self.find(tenant.slot) else { return false };

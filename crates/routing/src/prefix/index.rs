@@ -11,7 +11,7 @@ use parking_lot::RwLock;
 
 use super::crowd::Joined;
 use super::depths::WarmDepths;
-use super::shard::{ENTRY_BYTES, Shard, Shared, tick};
+use super::shard::{ENTRY_BYTES, Shard, Shared, tick, tick_end};
 use super::slot::{Generations, Slot};
 use crate::{BlockHash, Moment};
 
@@ -174,6 +174,21 @@ impl PrefixIndex {
         let (part, hash) = self.part(block);
         let depth = u32::try_from(depth).unwrap_or(u32::MAX);
         part.read().each_holder(hash, &self.shared, |slot| out.note(slot, depth));
+    }
+
+    /// When `slot` was last noted to hold the block, to an eighth of a second, the later end of it; `None` if
+    /// it is not.
+    pub fn touched(&self, block: BlockHash, slot: Slot) -> Option<Moment> {
+        let tenant = self.shared.generations.tenant(slot);
+        let (part, hash) = self.part(block);
+        part.read().touched(hash, tenant, &self.shared).map(|tick| Moment::from_micros(tick_end(tick)))
+    }
+
+    /// How many of these leading blocks, all held by `slot`, were wanted there since `then`. Whoever wants a
+    /// block wants those before it, though not each of them may have been noted: the deepest one noted counts.
+    pub fn depth_since(&self, blocks: &[BlockHash], slot: Slot, then: Moment) -> usize {
+        let wanted = |block: &BlockHash| self.touched(*block, slot).is_some_and(|at| at >= then);
+        blocks.iter().rposition(wanted).map_or(0, |at| at + 1)
     }
 
     /// Bytes of memory taken, by what is allocated.

@@ -141,6 +141,11 @@ pub(super) fn tick(micros: u64) -> u32 {
     (micros >> 17) as u32 & !CROWD
 }
 
+/// The end of a tick, in micros since the epoch.
+pub(super) const fn tick_end(tick: u32) -> u64 {
+    (tick as u64 + 1) << 17
+}
+
 impl Shard {
     fn home(&self, hash: u64, shared: &Shared) -> usize {
         scale(hash, shared.part_bits, self.homes)
@@ -203,6 +208,14 @@ impl Shard {
             }
         }
         false
+    }
+
+    /// The tick at which the block was last placed at the tenant; `None` if it is not noted there.
+    pub(super) fn touched(&self, hash: u64, tenant: Tenant, shared: &Shared) -> Option<u32> {
+        self.run(hash, shared).iter().find_map(|entry| match entry.holder() {
+            Holder::One(held) => (held == tenant).then(|| entry.touched.load(Ordering::Relaxed) & !CROWD),
+            Holder::Crowd(number) => self.crowds[number].touched(tenant),
+        })
     }
 
     /// Notes the tenant as a holder of the block.

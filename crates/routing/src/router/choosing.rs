@@ -12,7 +12,7 @@ use crate::affinity::Pin;
 use crate::candidates::{Candidate, Candidates};
 use crate::cost::{Cost, weigh};
 use crate::decision::{CandidateCost, Chosen, Decision, Footing, Refusal};
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, PLACED_QUANTUM};
 use crate::endpoint_filter::FilterName;
 use crate::facts::LedgerRecord;
 use crate::prefix::WarmDepths;
@@ -26,6 +26,10 @@ use crate::{BlockHash, EndpointId, Moment};
 /// else got on, so this many in a row are only seen with hundreds of threads; then the charge is made
 /// anyway and counted.
 const ATTEMPTS_MAX: u32 = 256;
+
+/// Tokens put into an endpoint's cache after which it is worth telling others that blocks were wanted again
+/// there, even if nothing is new: far less than any engine keeps.
+const RETOLD_AFTER_TOKENS: u64 = 2_048;
 
 /// What choosing fills anew for each request and keeps the memory of.
 #[derive(Default)]
@@ -117,7 +121,11 @@ impl Router {
             Candidates::gather(&view, shape, active.rules.default_model.as_deref(), tried, now)?;
         self.index.warm_depths(&shape.blocks, &mut scratch.warm);
         for candidate in candidates.all_mut() {
-            candidate.warm_blocks = scratch.warm.at(candidate.endpoint.slot);
+            candidate.noted_blocks = scratch.warm.at(candidate.endpoint.slot);
+            candidate.warm_blocks = self.still_warm(candidate, shape);
+            if let Some(tokens) = self.asked_on(candidate, shape, now) {
+                candidate.load.without_one(tokens, shape.output_tokens);
+            }
         }
         let conversation = shape.conversation.map(BlockHash::from_raw);
         self.index.warm_depths(conversation.as_slice(), &mut scratch.conversation);
@@ -128,7 +136,8 @@ impl Router {
             candidates.kept().filter(|each| each.warm_blocks as usize > depth).count()
         });
         let prompt_tokens = self.token_sizes.prompt_tokens(model, shape, &active.rules);
-        let costs = weigh(&candidates, shape, prompt_tokens, common as u32, &plan.cost);
+        let prior = active.settings.speed.into();
+        let costs = weigh(&candidates, shape, prompt_tokens, common as u32, &prior, &plan.cost);
         let deepest = candidates.kept().map(|each| each.warm_blocks).max().unwrap_or(0);
         let scene = Scene {
             request: shape,
@@ -156,12 +165,40 @@ impl Router {
                 uncached_tokens: costs[at].uncached_tokens,
                 ahead_tokens: u32::try_from(chosen.load.prefill_tokens).unwrap_or(u32::MAX),
                 running: chosen.load.running,
+                warm_blocks: chosen.warm_blocks,
                 known_blocks: 0,
                 known_conversation: false,
+                inserted_since: self.inserted_since(chosen, shape),
             },
             cost: costs[at],
             endpoint,
         })
+    }
+
+    /// How many of the blocks that were placed at a candidate its engine is believed to have kept.
+    fn still_warm(&self, candidate: &Candidate<'_>, shape: &RequestShape) -> u32 {
+        let noted = candidate.noted_blocks as usize;
+        match (noted, candidate.endpoint.retention().horizon()) {
+            (1.., Some(horizon)) => {
+                let blocks = &shape.blocks[..noted.min(shape.blocks.len())];
+                self.index.depth_since(blocks, candidate.endpoint.slot, horizon) as u32
+            }
+            _ => candidate.noted_blocks,
+        }
+    }
+
+    /// The tokens of the prompt that this one goes on from, if another replica placed it there a moment ago.
+    fn asked_on(&self, candidate: &Candidate<'_>, shape: &RequestShape, now: Moment) -> Option<u32> {
+        let end = shape.blocks.get((candidate.noted_blocks as usize).checked_sub(1)?)?;
+        self.heard.tokens(*end, candidate.endpoint.slot, now)
+    }
+
+    /// Tokens put into the candidate's cache since the deepest block noted there was wanted.
+    fn inserted_since(&self, candidate: &Candidate<'_>, shape: &RequestShape) -> u64 {
+        let deepest = (candidate.noted_blocks as usize).checked_sub(1).and_then(|at| shape.blocks.get(at));
+        deepest
+            .and_then(|block| self.index.touched(*block, candidate.endpoint.slot))
+            .map_or(0, |at| candidate.endpoint.retention().inserted_since(at))
     }
 
     /// Where the request's session is pinned: by the response it goes on from, else by its explicit key.
@@ -172,7 +209,8 @@ impl Router {
 
     /// Notes that the endpoint is about to hold the prompt, and tells the others what is new of that.
     fn note_placement(&self, shape: &RequestShape, endpoint: &Endpoint, footing: &mut Footing, now: Moment) {
-        endpoint.add_placed(f64::from(shape.prompt_tokens), now);
+        endpoint.add_placed(f64::from(shape.prompt_tokens.max(PLACED_QUANTUM)), now);
+        endpoint.retention().insert(u64::from(footing.uncached_tokens), now);
         self.shares.count(model_key(shape), &shape.blocks);
         let placed = self.index.place(&shape.blocks, endpoint.slot, now);
         let mut news: Vec<BlockHash> = Vec::new();
@@ -183,10 +221,12 @@ impl Router {
             news.extend((!footing.known_conversation).then_some(conversation));
         }
         footing.known_blocks = placed.new_from as u32;
-        if placed.new_from < shape.blocks.len() {
-            // With the last block that was known, so that others see where prompts part company.
-            let from = placed.new_from.saturating_sub(1);
-            news.extend_from_slice(&shape.blocks[from..]);
+        // What the engine was believed to have forgotten is news again.
+        let warm = placed.new_from.min(footing.warm_blocks as usize);
+        if warm < shape.blocks.len() || footing.inserted_since >= RETOLD_AFTER_TOKENS {
+            // With the last block that was known, so that others see where prompts part company, and that it
+            // was wanted.
+            news.extend_from_slice(&shape.blocks[warm.saturating_sub(1)..]);
         }
         if !news.is_empty() {
             self.tell_later(LedgerRecord::Place { endpoint: endpoint.id, blocks: news });

@@ -266,6 +266,7 @@ impl Router {
     /// there and tells the others.
     pub(super) fn clear_placements(&self, endpoint: &Endpoint, engine_epoch: u64) {
         self.index.clear(endpoint.slot);
+        endpoint.retention().forget();
         self.tell(LedgerRecord::Clear { endpoint: endpoint.id, engine_epoch });
     }
 

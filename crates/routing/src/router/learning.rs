@@ -6,12 +6,12 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use super::Router;
-use crate::Moment;
 use crate::decision::Footing;
-use crate::endpoint::Served;
+use crate::endpoint::{Endpoint, Served};
 use crate::facts::SpeedRow;
-use crate::rates::{self, BytesPerToken, SNAP_FACTOR, combine, snap_to_median};
+use crate::rates::{self, BytesPerToken, Known, SNAP_FACTOR, Speed, combine, median, snap_to_median};
 use crate::request::{PromptUnit, RequestShape, ShapeRules};
+use crate::{EndpointId, Moment};
 
 /// Models whose token size is learned. Clients may name any model; beyond these the configured size holds.
 const MODELS_LEARNED_MAX: usize = 256;
@@ -87,6 +87,10 @@ impl Router {
             output_tokens: measured.output_tokens,
         };
         endpoint.with_learned(|learned| learned.learn(&served, now));
+        endpoint.retention().insert(u64::from(measured.output_tokens.unwrap_or(0)), now);
+        if let (Some(prompt), Some(cached)) = (measured.prompt_tokens, measured.cached_tokens) {
+            learn_retention(endpoint, &measured.footing, shape, prompt, cached);
+        }
         if let (Some(tokens), PromptUnit::Text, 0, 1) =
             (measured.prompt_tokens, shape.unit, shape.media, shape.prompts)
         {
@@ -105,30 +109,65 @@ impl Router {
 
     /// Puts into force what all replicas together have learned. Every replica uses the figures as they are
     /// told, its own too, and takes engines of one model that are nearly alike for equal, so that small
-    /// differences of what each has seen don't make them decide differently.
+    /// differences of what each has seen don't make them decide differently. An engine of which nobody knows
+    /// anything is taken for one like the others of its model.
     pub(super) fn apply_speeds(&self, rows: &[SpeedRow]) {
         let view = self.view();
-        let prior = self.active.load().settings.speed.into();
-        let mut by_model: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-        let mut speeds = Vec::with_capacity(view.endpoints.len());
-        for (at, endpoint) in view.endpoints.iter().enumerate() {
-            let own = rows.iter().filter(|row| row.endpoint == endpoint.id).copied();
-            speeds.push(combine(own, prior));
+        let prior = Speed::from(self.active.load().settings.speed);
+        let mut by_model: BTreeMap<String, Vec<&Endpoint>> = BTreeMap::new();
+        for endpoint in &view.endpoints {
             let model = match &*endpoint.served() {
                 Served::Models(models) => models.first().cloned().unwrap_or_default(),
                 Served::Any | Served::Unknown => String::new(),
             };
-            by_model.entry(model).or_default().push(at);
+            by_model.entry(model).or_default().push(endpoint);
+        }
+        let mut by_endpoint: BTreeMap<EndpointId, Vec<SpeedRow>> = BTreeMap::new();
+        for row in rows {
+            by_endpoint.entry(row.endpoint).or_default().push(*row);
         }
         for alike in by_model.values() {
-            let mut prefill: Vec<f32> = alike.iter().map(|at| speeds[*at].prefill_us_per_token).collect();
-            let mut itl: Vec<f32> = alike.iter().map(|at| speeds[*at].itl_us).collect();
-            snap_to_median(&mut prefill, SNAP_FACTOR);
-            snap_to_median(&mut itl, SNAP_FACTOR);
-            for ((at, prefill), itl) in alike.iter().zip(prefill).zip(itl) {
-                let speed = rates::Speed { prefill_us_per_token: prefill, itl_us: itl, ..speeds[*at] };
-                view.endpoints[*at].set_speed(speed);
+            let known: Vec<Known> = alike
+                .iter()
+                .map(|endpoint| combine(by_endpoint.get(&endpoint.id).map_or(&[], Vec::as_slice), &prior))
+                .collect();
+            let prefill = alike_figures(known.iter().map(|each| each.prefill_us_per_token).collect());
+            let itl = alike_figures(known.iter().map(|each| each.itl_us).collect());
+            for ((endpoint, prefill), itl) in alike.iter().zip(prefill).zip(itl) {
+                endpoint.set_speed(Speed {
+                    prefill_us_per_token: prefill.unwrap_or(prior.prefill_us_per_token),
+                    itl_us: itl.unwrap_or(prior.itl_us),
+                    ..prior
+                });
             }
         }
+    }
+}
+
+/// The figures of engines of one model: those near the median are taken for equal to it, and those that are
+/// not known too. `None` where none is known.
+fn alike_figures(figures: Vec<Option<f32>>) -> Vec<Option<f32>> {
+    let mut known: Vec<f32> = figures.iter().flatten().copied().collect();
+    let usual = median(&known);
+    snap_to_median(&mut known, SNAP_FACTOR);
+    let mut snapped = known.into_iter();
+    figures.into_iter().map(|figure| figure.map_or(usual, |_| snapped.next())).collect()
+}
+
+/// Blocks by which a report may fall short of what was noted before that counts as evicted: engines cache
+/// whole pages of their own size, and never the last token.
+const SHORT_BLOCKS_MAX: f64 = 1.5;
+
+/// Learns from what of the prompt the engine had: was the deepest block that was noted there still there?
+fn learn_retention(endpoint: &Endpoint, footing: &Footing, shape: &RequestShape, prompt: u32, cached: u32) {
+    if footing.known_blocks == 0 || shape.prompt_bytes == 0 || shape.prompts != 1 {
+        return;
+    }
+    let bytes_per_token = shape.prompt_bytes as f64 / f64::from(prompt.max(1));
+    let cached_blocks = f64::from(cached) * bytes_per_token / f64::from(shape.block_bytes);
+    if cached_blocks + SHORT_BLOCKS_MAX >= f64::from(footing.known_blocks) {
+        endpoint.retention().found(footing.inserted_since);
+    } else {
+        endpoint.retention().missed(footing.inserted_since);
     }
 }

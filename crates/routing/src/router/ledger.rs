@@ -17,9 +17,16 @@ impl Router {
 
     /// Takes in records that another replica told as they came up.
     pub fn merge_ledger(&self, records: &[LedgerRecord], now: Moment) -> Merged {
+        let view = self.view();
+        let tokens_per_block = self.tokens_per_block();
         for record in records {
-            if let LedgerRecord::Place { blocks, .. } = record {
+            if let LedgerRecord::Place { endpoint, blocks } = record {
                 self.shares.note_branches(blocks);
+                if let (Some(endpoint), Some(end)) = (view.get(*endpoint), blocks.last()) {
+                    // With what did not fill a block.
+                    let tokens = blocks.len() as f64 * tokens_per_block;
+                    self.heard.note(*end, endpoint.slot, tokens as u32, now);
+                }
             }
         }
         self.merge_snapshot(records, now)
@@ -30,6 +37,7 @@ impl Router {
     pub fn merge_snapshot(&self, records: &[LedgerRecord], now: Moment) -> Merged {
         let mut merged = Merged::default();
         let mut view = self.view();
+        let tokens_per_block = self.tokens_per_block();
         for record in records {
             let place = match record {
                 LedgerRecord::Admin(fact) => {
@@ -50,10 +58,13 @@ impl Router {
             match record {
                 LedgerRecord::Place { blocks, .. } => {
                     self.index.place(blocks, endpoint.slot, now);
+                    let tokens = blocks.len().saturating_sub(1) as f64 * tokens_per_block;
+                    endpoint.retention().insert(tokens as u64, now);
                 }
                 LedgerRecord::Withdraw { blocks, .. } => self.index.withdraw(blocks, endpoint.slot),
                 LedgerRecord::Clear { .. } => {
                     self.index.clear(endpoint.slot);
+                    endpoint.retention().forget();
                     merged.restarted.push(endpoint.id);
                 }
                 LedgerRecord::Pin { key, .. } => self.sessions.pin(*key, endpoint.id, now),
@@ -61,6 +72,11 @@ impl Router {
             }
         }
         merged
+    }
+
+    fn tokens_per_block(&self) -> f64 {
+        let rules = self.rules();
+        rules.block_bytes as f64 / rules.bytes_per_token
     }
 
     /// A page of everything this replica believes of caches, pins and the endpoint list, from `cursor`

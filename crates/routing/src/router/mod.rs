@@ -23,6 +23,7 @@ pub use learning::Measurement;
 
 use crate::ReplicaId;
 use crate::facts::LedgerRecord;
+use crate::heard::Heard;
 use crate::news::News;
 use crate::policy::Plan;
 use crate::prefix::PrefixIndex;
@@ -45,6 +46,7 @@ pub struct Router {
     membership: Mutex<endpoints::Membership>,
     index: PrefixIndex,
     shares: PrefixShares,
+    heard: Heard,
     sessions: SessionTable,
     token_sizes: learning::TokenSizes,
     replicas: SharedRing<ReplicaId>,
@@ -114,6 +116,7 @@ impl Router {
             membership: Mutex::default(),
             index,
             shares: PrefixShares::default(),
+            heard: Heard::default(),
             sessions,
             token_sizes: learning::TokenSizes::default(),
             replicas,
