@@ -85,6 +85,21 @@ impl EdgeError {
         )
     }
 
+    /// A request that the server could not parse, by the status it gives it.
+    pub(crate) fn of_unparsed(status: u16) -> Option<Self> {
+        let (status, code, message) = match status {
+            400 => (StatusCode::BAD_REQUEST, "malformed_request", "The request is not valid HTTP."),
+            408 => (StatusCode::REQUEST_TIMEOUT, "head_timeout", "The request's head did not come in time."),
+            431 => (
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "head_too_large",
+                "The request's head is too long or has too many fields.",
+            ),
+            _ => return None,
+        };
+        Some(Self::new(status, code, message))
+    }
+
     /// Something of our own that should not fail did.
     pub(crate) fn internal(message: &str) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)

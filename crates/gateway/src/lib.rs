@@ -12,6 +12,7 @@ mod data;
 mod errors;
 mod headers;
 mod metrics;
+mod outspoken;
 mod probe;
 mod request_id;
 mod serve;

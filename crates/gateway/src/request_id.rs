@@ -32,7 +32,7 @@ impl RequestId {
     }
 
     /// A new id: 32 hex digits, unlike any other (64 bits drawn per thread, 64 counted and mixed).
-    fn make() -> Self {
+    pub(crate) fn make() -> Self {
         thread_local! {
             static SEED: (u64, Cell<u64>) = (drawn(), Cell::new(drawn()));
         }

@@ -1,13 +1,19 @@
 //! The two listeners, from start to drain.
 
+use std::future::ready;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix_web::dev::ServerHandle;
+use actix_http::HttpService;
+use actix_service::{IntoServiceFactory, ServiceFactoryExt, fn_service, map_config};
+use actix_web::dev::{AppConfig, Server, ServerHandle};
+use actix_web::rt::net::TcpStream;
 use actix_web::{App, HttpServer, web};
 
+use crate::outspoken::Outspoken;
 use crate::state::GatewayState;
 use crate::worker::Worker;
 use crate::{admin, data};
@@ -56,21 +62,7 @@ pub struct Serving {
 pub fn start(state: Arc<GatewayState>, listeners: Listeners) -> io::Result<Serving> {
     let public_address = listeners.public.local_addr()?;
     let admin_address = listeners.admin.local_addr()?;
-    let shared = Arc::clone(&state);
-    let public = HttpServer::new(move || {
-        App::new().app_data(Worker::new(Arc::clone(&shared))).default_service(web::to(data::answer))
-    })
-    .workers(listeners.workers)
-    .max_connections(CONNECTIONS_MAX)
-    .keep_alive(KEEP_ALIVE)
-    .client_request_timeout(HEAD_WITHIN)
-    .client_disconnect_timeout(DISCONNECT_WITHIN)
-    // Else a client that leaves before the reply's head would go unnoticed.
-    .h1_allow_half_closed(false)
-    .disable_signals()
-    .shutdown_timeout(DRAIN_S_MAX)
-    .listen(listeners.public)?
-    .run();
+    let public = serve_public(&state, listeners.public, listeners.workers)?;
     let shared = Arc::clone(&state);
     let admin = HttpServer::new(move || {
         App::new().app_data(Arc::clone(&shared)).default_service(web::to(admin::answer))
@@ -87,6 +79,44 @@ pub fn start(state: Arc<GatewayState>, listeners: Listeners) -> io::Result<Servi
     tokio::spawn(public);
     tokio::spawn(admin);
     Ok(serving)
+}
+
+/// The public listener is put together by hand, as `HttpServer` does it, because connections are wrapped.
+fn serve_public(state: &Arc<GatewayState>, listener: TcpListener, workers: usize) -> io::Result<Server> {
+    let builder = Server::build()
+        .workers(workers)
+        .max_concurrent_connections(CONNECTIONS_MAX)
+        .disable_signals()
+        .shutdown_timeout(DRAIN_S_MAX);
+    let address = listener.local_addr()?;
+    let leaving = builder.graceful_shutdown_signal();
+    let state = Arc::clone(state);
+    let builder = builder.listen("public", listener, move || {
+        let leaving = leaving.clone();
+        let worker = Worker::new(Arc::clone(&state));
+        let app = App::new().app_data(Rc::clone(&worker)).default_service(web::to(data::answer));
+        let app = app.into_factory().map_err(|error: actix_web::Error| error.error_response());
+        let http = HttpService::build()
+            .graceful_shutdown_signal(move || {
+                let leaving = leaving.clone();
+                async move { leaving.notified().await }
+            })
+            .keep_alive(KEEP_ALIVE)
+            .client_request_timeout(HEAD_WITHIN)
+            .client_disconnect_timeout(DISCONNECT_WITHIN)
+            // Else a client that leaves before the reply's head would go unnoticed.
+            .h1_allow_half_closed(false)
+            .local_addr(address)
+            .h1(map_config(app, |()| AppConfig::default()));
+        fn_service(move |stream: TcpStream| {
+            let peer = stream.peer_addr().ok();
+            // Chunks of a stream must not wait for the acknowledgement of the ones before.
+            let _ = stream.set_nodelay(true);
+            ready(Ok((Outspoken::new(stream, Rc::clone(&worker)), peer)))
+        })
+        .and_then(http)
+    })?;
+    Ok(builder.run())
 }
 
 impl Serving {

@@ -166,6 +166,26 @@ async fn broken_framing_gets_a_4xx_and_nothing_goes_upstream() {
     let reply = connection.reply().await;
     assert_eq!((reply.status, reply.error_code().as_str()), (400, "incomplete_body"));
 
+    let long = format!("POST / HTTP/1.1\r\nX: {}\r\n\r\n", "a".repeat(200_000));
+    let many = format!("POST / HTTP/1.1\r\n{}\r\n", "X: a\r\n".repeat(1_000));
+    for (head, status, code) in [
+        ("POST / HTTP/1.1\r\nbroken header\r\n\r\n", 400, "malformed_request"),
+        ("POST / HTTP/9.9\r\n\r\n", 400, "malformed_request"),
+        ("\u{0}\u{1}\u{2}\r\n\r\n", 400, "malformed_request"),
+        ("POST / HTTP/1.1\r\nContent-Length: -5\r\n\r\n", 400, "malformed_request"),
+        ("POST / HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", 400, "malformed_request"),
+        ("POST / HTTP/1.1\r\nTransfer-Encoding: zip\r\n\r\n", 400, "malformed_request"),
+        (&many, 431, "head_too_large"),
+        (&long, 431, "head_too_large"),
+    ] {
+        let mut connection = Connection::open(rig.address()).await;
+        let _ = connection.try_send(head).await;
+        let reply = connection.reply().await;
+        let shown = &head[..head.len().min(60)];
+        assert_eq!((reply.status, reply.error_code().as_str()), (status, code), "{shown:?}");
+        assert!(reply.header("x-request-id").is_some() && reply.complete);
+    }
+
     assert!(fake.requests().is_empty());
     rig.at_rest().await;
 }
