@@ -32,7 +32,7 @@ pub struct GossipConfig {
     pub pulse_every: Duration,
     /// How often the ledger gossips.
     pub ledger_every: Duration,
-    /// At most one burst of pushes in this time.
+    /// Time between two pushes on average; after a pause a few go out at once.
     pub push_every: Duration,
     /// A replica with nothing to push says so, to each peer, this often: the proof that it lives.
     pub keepalive_every: Duration,

@@ -10,7 +10,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval, sleep, sleep_until};
 
 use crate::parts::{Planner, next_after};
-use crate::push::{Budget, changed_rows, pack};
+use crate::push::{Budget, Pace, changed_rows, pack};
 use crate::shared::Shared;
 use crate::wire::{HEAD_KEY, META_KEY, Meta, Presence, Push, Run, part_key, slot_key};
 use crate::{FrameKind, codec};
@@ -37,6 +37,7 @@ pub(crate) struct Publisher {
     posted_head: u64,
     planner: Planner,
     budget: Budget,
+    pace: Pace,
     burst_at: Option<Moment>,
     pulse_due: Moment,
 }
@@ -45,6 +46,7 @@ impl Publisher {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         let now = shared.clock.now();
         let budget = Budget::new(shared.config.push_bytes_per_second_max, now);
+        let pace = Pace::new(shared.config.push_every, now);
         Self {
             shared,
             version: 0,
@@ -55,6 +57,7 @@ impl Publisher {
             posted_head: 0,
             planner: Planner::default(),
             budget,
+            pace,
             burst_at: None,
             pulse_due: now,
         }
@@ -68,9 +71,11 @@ impl Publisher {
         loop {
             tokio::select! {
                 () = nudged.notified() => {
-                    if let Some(last) = self.burst_at {
-                        // Nudges that come in the meantime are answered by the same burst.
-                        sleep_until(self.shared.clock.instant(last.plus(self.shared.config.push_every))).await;
+                    // The timer is coarse: it is not asked when there is nothing to wait for.
+                    let due = self.pace.due();
+                    if due > self.shared.clock.now() {
+                        // Nudges that come in the meantime are answered by the same push.
+                        sleep_until(self.shared.clock.instant(due)).await;
                     }
                     self.push().await;
                 }
@@ -103,6 +108,7 @@ impl Publisher {
         }
         let pushes = pack(&bare, &rows, self.shared.log.lock().since(self.told + 1));
         self.burst_at = Some(now);
+        self.pace.spend(now);
         if self.send(&pushes).await {
             // Records too large for a push are left to be pulled: the head tells of them.
             self.told = head.sequence;

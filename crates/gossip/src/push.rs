@@ -77,6 +77,34 @@ pub(crate) fn changed_rows(pushed: &HashMap<EndpointId, LoadRow>, load: &[LoadRo
     rows
 }
 
+/// Pushes that a replica which was quiet may send at once: what a request or two have to say (chosen, first
+/// token, ended). Were they held back, a follow-up turn that comes at once through another replica would find
+/// its own last turn still in the way.
+const BURST: u32 = 8;
+
+/// Spaces pushes out: one each period on average, [`BURST`] at once after a pause.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    every: Duration,
+    due: Moment,
+}
+
+impl Pace {
+    pub(crate) fn new(every: Duration, now: Moment) -> Self {
+        Self { every, due: now }
+    }
+
+    /// When the next push may go out; past if it may at once.
+    pub(crate) const fn due(&self) -> Moment {
+        self.due
+    }
+
+    /// Counts a push.
+    pub(crate) fn spend(&mut self, now: Moment) {
+        self.due = self.due.max(now.minus(self.every * (BURST - 1))).plus(self.every);
+    }
+}
+
 /// A byte budget that fills up at a steady rate, to at most a quarter of a second's worth.
 #[derive(Debug)]
 pub(crate) struct Budget {
@@ -184,6 +212,24 @@ mod tests {
         expected.sort_unstable_by_key(|row| row.endpoint);
         assert_eq!(changed_rows(&pushed, &[row(1), changed, row(4)]), expected);
         assert_eq!(changed_rows(&pushed, &[row(1), row(2), row(3)]), vec![]);
+    }
+
+    #[test]
+    fn pushes_after_a_pause_go_out_at_once_and_a_stream_of_them_is_spaced_out() {
+        let at = Moment::from_millis;
+        let mut pace = Pace::new(Duration::from_millis(2), at(0));
+        let mut sent = Vec::new();
+        let mut now = at(1_000);
+        while now < at(1_050) {
+            if pace.due() <= now {
+                pace.spend(now);
+                sent.push(now.micros() / 1_000 - 1_000);
+            }
+            now = now.plus(Duration::from_micros(100));
+        }
+        assert_eq!(sent[..8], [0; 8]);
+        assert_eq!(sent[8..12], [2, 4, 6, 8]);
+        assert_eq!(sent.len(), 8 + 24);
     }
 
     #[test]

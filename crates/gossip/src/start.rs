@@ -131,7 +131,7 @@ impl Gossip {
         self.shared.advertised
     }
 
-    /// Says that facts changed: they are pushed within `push_every`. Cheap enough for every request.
+    /// Says that facts changed: they are pushed at once, or within `push_every` while there is much to say. Cheap enough for every request.
     pub fn nudge(&self) {
         self.nudged.notify_one();
     }

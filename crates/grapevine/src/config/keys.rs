@@ -260,7 +260,7 @@ pub const KEYS: &[Key] = &[
         "push_every_ms",
         Integer(1, 1_000),
         "2",
-        "shortest time between two direct pushes of changed facts to the live replicas",
+        "time between two direct pushes of changed facts to the live replicas on average; after a pause a few go out at once",
     ),
     key(
         "dead_after_ms",
