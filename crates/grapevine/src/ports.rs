@@ -1,6 +1,7 @@
 //! Free ports for the replicas that this process starts: they name each other before they run.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::bail;
 
@@ -24,6 +25,10 @@ pub struct ReplicaPorts {
     pub gossip: SocketAddr,
 }
 
+/// Places looked at in this process so far: one is not looked at again before all others were, so that a
+/// second cluster does not get the ports of a first that does not listen yet.
+static LOOKED_AT: AtomicU32 = AtomicU32::new(0);
+
 /// Finds ports for `replicas` replicas.
 ///
 /// # Errors
@@ -32,17 +37,17 @@ pub fn find(replicas: usize) -> anyhow::Result<Vec<ReplicaPorts>> {
     let mut found = Vec::with_capacity(replicas);
     let places = u32::from((LAST - FIRST) / STEP);
     // Processes that start at once begin their search at different places.
-    let mut place = std::process::id().wrapping_mul(2_654_435_761) % places;
+    let first = std::process::id().wrapping_mul(2_654_435_761) % places;
     for _ in 0..TRIES_MAX {
         if found.len() == replicas {
             break;
         }
+        let place = (first + LOOKED_AT.fetch_add(1, Ordering::Relaxed) % places) % places;
         let base = FIRST + (place as u16) * STEP;
         if is_free(base) {
             let at = |offset| SocketAddr::from((Ipv4Addr::LOCALHOST, base + offset));
             found.push(ReplicaPorts { public: at(0), admin: at(1), gossip: at(2) });
         }
-        place = (place + 1) % places;
     }
     if found.len() < replicas {
         bail!("found free ports for {} of {replicas} replicas between {FIRST} and {LAST}", found.len());
@@ -62,13 +67,14 @@ mod tests {
 
     #[test]
     fn replicas_get_ports_of_their_own() {
-        let found = find(3).expect("free ports");
-        let mut ports: Vec<u16> = found
+        let (one, other) = (find(3).expect("free ports"), find(3).expect("free ports"));
+        let mut ports: Vec<u16> = one
             .iter()
+            .chain(&other)
             .flat_map(|each| [each.public.port(), each.admin.port(), each.gossip.port()])
             .collect();
         ports.sort_unstable();
         ports.dedup();
-        assert_eq!(ports.len(), 9);
+        assert_eq!(ports.len(), 18);
     }
 }
