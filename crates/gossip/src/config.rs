@@ -66,7 +66,7 @@ impl GossipConfig {
             keepalive_every: Duration::from_millis(500),
             snapshot_wait: Duration::from_secs(5),
             push_bytes_per_second_max: 1_000_000,
-            pulse_bytes_per_second_max: 64_000,
+            pulse_bytes_per_second_max: 48_000,
             log_bytes_max: 4 << 20,
             faults: None,
             generation: None,

@@ -255,6 +255,8 @@ impl Hub {
         }
         if alive {
             entry.heard = now;
+            // Of two addresses it is where the heart beats.
+            entry.peer.address = Some(address);
         }
         (0..malformed).for_each(|_| self.shared.counters.reject(Rejection::Malformed));
         if changed {
@@ -317,7 +319,7 @@ impl Hub {
             }
         }
         let entry = self.peers.get_mut(replica)?;
-        entry.peer.address = address.or(entry.peer.address);
+        entry.peer.address = entry.peer.address.or(address);
         Some(entry)
     }
 

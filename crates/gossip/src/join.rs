@@ -1,6 +1,6 @@
 //! The first moments of a replica: it finds the others and takes over what one of them knows.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,6 +20,8 @@ use crate::{GossipEvent, Outcome};
 const LOOK: Duration = Duration::from_millis(500);
 /// How long a replica that finds only others as new as itself waits for an older one.
 const TOGETHER: Duration = Duration::from_secs(1);
+/// How soon one that was new is asked again.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// Between two looks at who is there.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -35,6 +37,7 @@ pub(crate) async fn run(shared: Arc<Shared>, inputs: mpsc::Sender<Input>) {
 async fn find(shared: &Shared, inputs: &mpsc::Sender<Input>, start: Instant) -> Outcome {
     let deadline = start + shared.config.snapshot_wait;
     let mut failed: HashSet<(ReplicaId, u64)> = HashSet::new();
+    let mut new: HashMap<(ReplicaId, u64), Instant> = HashMap::new();
     let mut new_since = None;
     let mut asked = None;
     loop {
@@ -42,16 +45,17 @@ async fn find(shared: &Shared, inputs: &mpsc::Sender<Input>, start: Instant) -> 
         let live = known.iter().filter(|known| known.live);
         let live: Vec<_> = live.filter_map(|k| Some((k.replica.clone(), k.generation, k.address?))).collect();
         for (replica, generation, address) in &live {
-            if failed.contains(&(replica.clone(), *generation)) {
+            let one = (replica.clone(), *generation);
+            if failed.contains(&one) || new.get(&one).is_some_and(|at| at.elapsed() < ASK_AGAIN) {
                 continue;
             }
             match attempt(shared, inputs, replica, *generation, *address, deadline).await {
                 Attempt::Taken(records) => return Outcome::Joined { from: replica.clone(), records },
-                Attempt::New => {}
+                Attempt::New => drop(new.insert(one, Instant::now())),
                 Attempt::Failed => {
                     shared.counters.pulls_failed.up();
                     asked = Some(replica.clone());
-                    failed.insert((replica.clone(), *generation));
+                    failed.insert(one);
                 }
             }
         }

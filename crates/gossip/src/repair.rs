@@ -23,10 +23,12 @@ const BACKOFF: Duration = Duration::from_millis(250);
 const BACKOFF_MAX: Duration = Duration::from_millis(1_500);
 /// Replicas whose gaps are filled at a time.
 const AT_ONCE_MAX: usize = 8;
-/// Failures after which another replica is asked for a snapshot instead.
-const OWNER_TRIES_MAX: u32 = 2;
+/// After this many failures in a row with the owner, every next try is another replica's snapshot.
+const OWNER_TRIES: u32 = 2;
 /// Whole snapshots taken because of one replica, at most one in this time.
 const SNAPSHOT_EVERY: Duration = Duration::from_secs(10);
+/// The same when the owner is gone: the last that is taken for it.
+const LAST_SNAPSHOT_EVERY: Duration = Duration::from_secs(2);
 /// Pages of one snapshot: at 400 records each, of an index of several million blocks.
 const PAGES_MAX: usize = 16_384;
 
@@ -90,7 +92,9 @@ impl Repairs {
         }
         let own = known.iter().find(|k| k.replica == *replica);
         let owner = own.filter(|k| k.live).and_then(|k| k.address);
-        let snapshot_due = case.snapshot_at.is_none_or(|at| now.since(at) >= SNAPSHOT_EVERY);
+        let every = if owner.is_some() { SNAPSHOT_EVERY } else { LAST_SNAPSHOT_EVERY };
+        let snapshot_due = case.snapshot_at.is_none_or(|at| now.since(at) >= every);
+        let owners_turn = case.failures % (OWNER_TRIES + 1) < OWNER_TRIES || !snapshot_due;
         let task = Task {
             shared: Arc::clone(&self.shared),
             inputs: self.inputs.clone(),
@@ -98,7 +102,7 @@ impl Repairs {
             generation: peer.generation,
         };
         match (gap, owner) {
-            (Some(gap), Some(address)) if case.failures < OWNER_TRIES_MAX => {
+            (Some(gap), Some(address)) if owners_turn => {
                 tokio::spawn(task.fill(address, *gap.start()));
             }
             (None, Some(address)) if snapshot_due => {
