@@ -18,6 +18,8 @@ use crate::{EndpointId, Moment};
 
 /// The most tries a request may ever be given, whatever is configured: bounds what is kept for each.
 pub const TRIES_MAX: u32 = 8;
+/// The tries after which a 500 is passed on, whatever else is allowed. 2: see [`MayRetry::EndpointFailed`].
+const TRIES_OF_FAILED_MAX: usize = 2;
 
 /// How a leg failed. Limits that pass are not among them: the lifecycle sees those itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,6 +62,9 @@ pub enum MayRetry {
     EndpointGone,
     /// The endpoint answered that it can't now; others may be as full.
     EndpointUnable,
+    /// The endpoint failed at it. A dying engine answers so for a moment, and so does a sound one whose bug
+    /// the request meets: a second endpoint tells which, and no third one is put at risk.
+    EndpointFailed,
 }
 
 /// A leg's failure, with what the endpoint said of trying again.
@@ -78,10 +83,11 @@ impl LegFailure {
     }
 
     /// Whether an answer with this status is worth another endpoint before it is passed on: 502, 503 and
-    /// 504, and 429, which says that this engine's queue is full and nothing of the others'. All else is
-    /// the engine's word to its client.
+    /// 504; 500, which a real vLLM answers between the death of its core, or a SIGTERM, and its own end;
+    /// and 429, which says that this engine's queue is full and nothing of the others'. All else is the
+    /// engine's word to its client.
     pub const fn is_retried_status(status: u16) -> bool {
-        matches!(status, 429 | 502 | 503 | 504)
+        matches!(status, 429 | 500 | 502 | 503 | 504)
     }
 
     /// Whether it may be tried elsewhere, as long as no byte has reached the client.
@@ -93,6 +99,7 @@ impl LegFailure {
             | LegFault::Truncated
             | LegFault::EndpointLost(_) => MayRetry::EndpointGone,
             LegFault::Garbled | LegFault::ErrorEvent => MayRetry::EndpointUnable,
+            LegFault::Status(500) => MayRetry::EndpointFailed,
             LegFault::Status(status) if Self::is_retried_status(status) => MayRetry::EndpointUnable,
             LegFault::Status(_) => MayRetry::Never,
         }
@@ -190,6 +197,9 @@ impl RetryPlan {
             return Err(NoRetry::NotRetryable);
         }
         self.budget.failed(endpoint, in_flight, now);
+        if may_retry == MayRetry::EndpointFailed && self.tried.len() >= TRIES_OF_FAILED_MAX {
+            return Err(NoRetry::NotRetryable);
+        }
         if self.tried.len() >= self.tries_max as usize {
             return Err(NoRetry::TriesUsed);
         }

@@ -43,7 +43,7 @@ async fn check_moved(first: Vec<Step>) {
 async fn what_fails_before_its_first_byte_is_tried_elsewhere() {
     check_moved(vec![Step::Reset]).await;
     check_moved(vec![]).await;
-    for status in [502, 503, 504, 429] {
+    for status in [500, 502, 503, 504, 429] {
         check_moved(vec![Step::reply(status, "application/json", "{}")]).await;
     }
     check_moved(vec![Step::Send(b"SSH-2.0-OpenSSH_9.2\r\n\r\n".to_vec())]).await;
@@ -140,8 +140,13 @@ async fn an_engine_s_4xx_is_passed_on_as_it_is_and_not_tried_elsewhere() {
         assert_eq!((reply.status, reply.text(), tries), (status, r#"{"error":"Unauthorized"}"#, 1));
         assert_eq!(reply.header("x-engine"), Some("e"));
     }
-    let (reply, tries) = pass_on(500, r#"{"error":{}}"#, "").await;
-    assert_eq!((reply.status, tries), (500, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_500_of_two_engines_is_passed_on_as_it_is() {
+    let (reply, tries) = pass_on(500, r#"{"error":{"message":"core died"}}"#, "X-Engine: e\r\n").await;
+    assert_eq!((reply.status, reply.text(), tries), (500, r#"{"error":{"message":"core died"}}"#, 2));
+    assert_eq!(reply.header("x-engine"), Some("e"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -149,7 +149,7 @@ impl RetryBudget {
         let bursts = match why {
             MayRetry::Never => return Draw::Refused,
             MayRetry::EndpointGone => true,
-            MayRetry::EndpointUnable => others_well,
+            MayRetry::EndpointUnable | MayRetry::EndpointFailed => others_well,
         };
         let config = &ledger.config;
         let retries = ledger.retries.sum(now);

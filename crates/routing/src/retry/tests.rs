@@ -11,6 +11,7 @@ fn at(ms: u64) -> Moment {
 }
 
 const UNAVAILABLE: LegFailure = LegFailure::new(LegFault::Status(503));
+const FAILED: LegFailure = LegFailure::new(LegFault::Status(500));
 const RESET: LegFailure = LegFailure::new(LegFault::Reset);
 
 /// Engines that a replica tries in turn, each request beginning at the next one.
@@ -79,6 +80,15 @@ fn when_all_engines_are_unavailable_retries_stay_a_fifth_of_the_requests() {
 }
 
 #[test]
+fn a_request_that_two_engines_fail_at_is_not_tried_at_a_third() {
+    let mut script = Script::new();
+    script.send(50, 4, 20, |_| Ok(()));
+    script.attempts = 0;
+    script.send(1, 4, 20, |_| Err(FAILED));
+    assert_eq!((script.attempts, script.failed), (2, 1));
+}
+
+#[test]
 fn credit_from_good_times_is_not_spent_on_an_outage() {
     let mut script = Script::new();
     script.send(1_000, 4, 5, |_| Ok(()));
@@ -89,7 +99,7 @@ fn credit_from_good_times_is_not_spent_on_an_outage() {
 
 #[test]
 fn one_bad_engine_among_good_ones_costs_nobody_an_answer() {
-    for failure in [UNAVAILABLE, RESET, LegFailure::new(LegFault::ConnectRefused)] {
+    for failure in [UNAVAILABLE, FAILED, RESET, LegFailure::new(LegFault::ConnectRefused)] {
         let mut script = Script::new();
         // Ejection comes after three; this is far longer.
         script.send(80, 4, 20, |engine| if engine == 1 { Err(failure) } else { Ok(()) });
@@ -161,7 +171,7 @@ fn each_failure_says_who_is_at_fault_and_whether_another_would_mend_it() {
         let failure = LegFailure::new(fault);
         assert_eq!((failure.whose_fault(), failure.may_retry()), (whose, may_retry), "{fault:?}");
     }
-    use MayRetry::{EndpointGone, EndpointUnable, Never};
+    use MayRetry::{EndpointFailed, EndpointGone, EndpointUnable, Never};
     check(LegFault::ConnectRefused, WhoseFault::Endpoint(Cause::Refused), EndpointGone);
     check(LegFault::ConnectTimeout, WhoseFault::Endpoint(Cause::ConnectTimeout), EndpointGone);
     check(LegFault::Reset, WhoseFault::Endpoint(Cause::Reset), EndpointGone);
@@ -172,7 +182,7 @@ fn each_failure_says_who_is_at_fault_and_whether_another_would_mend_it() {
     for status in [502, 503, 504] {
         check(LegFault::Status(status), WhoseFault::Endpoint(Cause::Unavailable), EndpointUnable);
     }
-    check(LegFault::Status(500), WhoseFault::Endpoint(Cause::ServerError), Never);
+    check(LegFault::Status(500), WhoseFault::Endpoint(Cause::ServerError), EndpointFailed);
     check(LegFault::Status(429), WhoseFault::Nobody, EndpointUnable);
     for status in (400..429).chain(430..500) {
         check(LegFault::Status(status), WhoseFault::Client, Never);
@@ -187,7 +197,8 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let why = prop::sample::select(vec![MayRetry::EndpointGone, MayRetry::EndpointUnable]);
+    let why = vec![MayRetry::EndpointGone, MayRetry::EndpointUnable, MayRetry::EndpointFailed];
+    let why = prop::sample::select(why);
     prop_oneof![
         3 => Just(Step::Request),
         1 => (0_u64..4).prop_map(Step::Succeeded),
