@@ -40,7 +40,8 @@ pub struct GossipConfig {
     pub snapshot_wait: Duration,
     /// Pushes to all peers together stay under this many bytes/s; what does not fit goes the slower way.
     pub push_bytes_per_second_max: u64,
-    /// The pulse is rewritten less often when its copies would cost more than this many bytes/s.
+    /// The pulse is rewritten less often when its copies would cost more than this many bytes/s, but at
+    /// least once a second.
     pub pulse_bytes_per_second_max: u64,
     /// Own ledger records kept for those who missed some, in encoded bytes; older ones cost a snapshot.
     pub log_bytes_max: usize,
