@@ -195,3 +195,60 @@ async fn watch_library(shared: Arc<Shared>, inputs: mpsc::Sender<Input>) {
         tokio::time::sleep(LIBRARY_PAUSE).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use routing::ReplicaId;
+    use routing::facts::{LedgerRecord, Pulse};
+
+    use super::*;
+
+    struct Quiet;
+
+    impl Facts for Quiet {
+        fn pulse(&self) -> Pulse {
+            Pulse { ready: true, ..Pulse::default() }
+        }
+
+        fn take_ledger(&self, _: usize) -> Vec<LedgerRecord> {
+            Vec::new()
+        }
+
+        fn snapshot_page(&self, _: Option<u64>, _: usize) -> (Vec<LedgerRecord>, Option<u64>) {
+            (Vec::new(), None)
+        }
+    }
+
+    async fn until(is_so: impl Fn() -> bool) {
+        let waiting = async {
+            while !is_so() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), waiting).await.expect("it becomes so");
+    }
+
+    #[tokio::test]
+    async fn the_end_of_the_library_does_not_end_the_gossip() {
+        let start_one = async |name, seeds: Vec<String>| {
+            let mut config = GossipConfig::new(ReplicaId::new(name), ([127, 0, 0, 1], 0).into());
+            (config.seeds, config.generation) = (seeds, Some(5));
+            let (events, mut incoming) = mpsc::channel(16);
+            tokio::spawn(async move { while incoming.recv().await.is_some() {} });
+            start(config, Arc::new(Quiet), events).await.expect("it starts")
+        };
+        let a = start_one("a", vec![]).await;
+        let b = start_one("b", vec![a.address().to_string()]).await;
+        let lives_as = |generation| {
+            a.peers().iter().any(|peer| {
+                peer.generation == generation && peer.age.is_some_and(|age| age < Duration::from_millis(300))
+            })
+        };
+        until(|| lives_as(5)).await;
+        b.shared.ledger_board.close();
+        until(|| lives_as(6)).await;
+        b.shared.pulse_board.close();
+        until(|| lives_as(7)).await;
+        assert_eq!(b.stats().restarts, 2);
+    }
+}
