@@ -47,6 +47,11 @@ pub enum PeerEvent {
         /// The facts.
         records: Vec<LedgerRecord>,
     },
+    /// Part of another replica's whole index.
+    Snapshot {
+        /// The facts.
+        records: Vec<LedgerRecord>,
+    },
     /// It is about to end.
     Goodbye {
         /// Who.
@@ -200,6 +205,9 @@ impl Handler<PeerEvent> for GossipActor {
             }
             PeerEvent::Ledger { records } => {
                 self.router.merge_ledger(&records, now);
+            }
+            PeerEvent::Snapshot { records } => {
+                self.router.merge_snapshot(&records, now);
             }
             PeerEvent::Goodbye { replica } => {
                 let change = self.cluster.lives.lock().liveness.goodbye(&replica, 0, now);

@@ -229,9 +229,7 @@ impl From<Refusal> for EdgeError {
                 Self::new(StatusCode::TOO_MANY_REQUESTS, "overloaded", message)
                     .retry_after(seconds(retry_after_ms))
             }
-            Refusal::ResponseUnknown { .. } => {
-                Self::new(StatusCode::NOT_FOUND, "response_not_found", message)
-            }
+            Refusal::ResponseUnknown => Self::new(StatusCode::NOT_FOUND, "response_not_found", message),
         }
     }
 }

@@ -46,9 +46,8 @@ pub(crate) async fn translate(mut events: mpsc::Receiver<GossipEvent>, peers: mp
             GossipEvent::Heartbeat { replica } => PeerEvent::Heartbeat { replica },
             GossipEvent::Pulse { replica, pulse } => PeerEvent::Pulse { replica, pulse },
             GossipEvent::Load { replica, push } => PeerEvent::Load { replica, push },
-            GossipEvent::Ledger { records, .. } | GossipEvent::Snapshot { records, .. } => {
-                PeerEvent::Ledger { records }
-            }
+            GossipEvent::Ledger { records, .. } => PeerEvent::Ledger { records },
+            GossipEvent::Snapshot { records, .. } => PeerEvent::Snapshot { records },
             GossipEvent::Goodbye { replica } => PeerEvent::Goodbye { replica },
             GossipEvent::Refused { replica } => PeerEvent::Refused { replica },
             GossipEvent::SnapshotDone(outcome) => {

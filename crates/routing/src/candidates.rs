@@ -77,21 +77,25 @@ impl<'v> Candidates<'v> {
         true
     }
 
-    /// The endpoints of `view` that serve the request, are in use and were not `tried`.
+    /// The endpoints of `view` that serve the request and are in use, within `scope`.
     ///
     /// # Errors
     /// Why there is none.
     pub fn gather(
         view: &'v View,
         request: &RequestShape,
-        model: Option<&str>,
-        tried: &[EndpointId],
+        scope: &Scope<'_>,
         now: Moment,
     ) -> Result<Self, Refusal> {
         if view.endpoints.is_empty() {
             return Err(Refusal::NoEndpointConfigured);
         }
-        let wanted = wanted_model(view, request, model)?;
+        let wanted = wanted_model(view, request, scope.default_model)?;
+        let not_ready = |missing_role| Refusal::NoEndpointReady {
+            model: wanted.clone(),
+            missing_role,
+            retry_after_ms: RETRY_AFTER_MS,
+        };
         let mut serving: SmallVec<[&Arc<Endpoint>; 16]> = SmallVec::new();
         let mut unknown = false;
         for endpoint in &view.endpoints {
@@ -104,47 +108,59 @@ impl<'v> Candidates<'v> {
         if serving.is_empty() {
             return Err(match wanted {
                 Some(model) if !unknown => Refusal::ModelUnknown { model },
-                model => {
-                    Refusal::NoEndpointReady { model, missing_role: None, retry_after_ms: RETRY_AFTER_MS }
-                }
+                _ => not_ready(None),
             });
         }
-        let usable = |least: Usable| {
-            let whole = serving.iter().copied().filter(move |each| each.usable() >= least);
-            // A decode endpoint can serve a whole request on its own; a prefill endpoint can't.
-            let both: SmallVec<[&Arc<Endpoint>; 8]> =
-                whole.clone().filter(|each| each.spec.role == Role::Both).collect();
-            if both.is_empty() { whole.filter(|each| each.spec.role == Role::Decode).collect() } else { both }
+        let ready = ready(&serving, scope);
+        if ready.is_empty() {
+            let has_role = |role| serving.iter().any(|endpoint| endpoint.spec.role == role);
+            let prefill_only = !has_role(Role::Both) && !has_role(Role::Decode);
+            return Err(match scope.tried {
+                [] => not_ready(prefill_only.then_some(Role::Decode)),
+                _ => Refusal::AllTried,
+            });
+        }
+        let candidate = |endpoint: &'v Arc<Endpoint>| Candidate {
+            endpoint,
+            load: endpoint.load(now),
+            noted_blocks: 0,
+            warm_blocks: 0,
+            dropped_by: None,
         };
-        let mut ready = usable(Usable::Yes);
-        ready.retain(|endpoint| !tried.contains(&endpoint.id));
-        if ready.is_empty() {
-            ready = usable(Usable::IfNobodyElse);
-            ready.retain(|endpoint| !tried.contains(&endpoint.id));
-        }
-        if ready.is_empty() {
-            if !tried.is_empty() {
-                return Err(Refusal::AllTried);
-            }
-            let prefill_only = serving.iter().all(|endpoint| endpoint.spec.role == Role::Prefill);
-            return Err(Refusal::NoEndpointReady {
-                model: wanted,
-                missing_role: prefill_only.then_some(Role::Decode),
-                retry_after_ms: RETRY_AFTER_MS,
-            });
-        }
-        let all = ready
-            .into_iter()
-            .map(|endpoint| Candidate {
-                endpoint,
-                load: endpoint.load(now),
-                noted_blocks: 0,
-                warm_blocks: 0,
-                dropped_by: None,
-            })
-            .collect();
-        Ok(Self { all })
+        Ok(Self { all: ready.into_iter().map(candidate).collect() })
     }
+}
+
+/// Those of `serving` that are taken: the best standing that is left, and whole engines before decode ones,
+/// which can serve a whole request too (a prefill endpoint can't).
+fn ready<'v>(serving: &[&'v Arc<Endpoint>], scope: &Scope<'_>) -> SmallVec<[&'v Arc<Endpoint>; 8]> {
+    let within = |endpoint: &Endpoint| {
+        !scope.tried.contains(&endpoint.id) && scope.only.is_none_or(|only| only == endpoint.id)
+    };
+    for least in [Usable::Yes, Usable::IfNobodyElse] {
+        for role in [Role::Both, Role::Decode] {
+            let ready: SmallVec<[&Arc<Endpoint>; 8]> = serving
+                .iter()
+                .copied()
+                .filter(|each| each.spec.role == role && each.usable() >= least && within(each))
+                .collect();
+            if !ready.is_empty() {
+                return ready;
+            }
+        }
+    }
+    SmallVec::new()
+}
+
+/// What narrows the choice beside the request itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Scope<'a> {
+    /// The model meant by a request that names none.
+    pub default_model: Option<&'a str>,
+    /// The only endpoint that will do, if the request is bound to one.
+    pub only: Option<EndpointId>,
+    /// Endpoints that have failed it already.
+    pub tried: &'a [EndpointId],
 }
 
 /// The model that the request means; `None` where it does not matter.

@@ -205,10 +205,7 @@ pub enum Refusal {
         /// When to try again, in ms.
         retry_after_ms: u64,
     },
-    /// The response id that the request builds on is not known here. 404.
-    #[error("the response `{id}` does not exist")]
-    ResponseUnknown {
-        /// The id.
-        id: String,
-    },
+    /// The response that the request goes on from was not made here, or too long ago. 404.
+    #[error("the response that it goes on from does not exist")]
+    ResponseUnknown,
 }

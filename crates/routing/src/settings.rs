@@ -179,6 +179,8 @@ impl Settings {
         if let Some(chunk_chars) = self.policy_tables.chunk_chars(self.policy) {
             rules.block_bytes = chunk_chars;
         }
+        let ring = self.policy == PolicyName::PrefixRing || self.affinity == Some(AffinityName::PrefixRing);
+        rules.beginning = ring.then(|| self.policy_tables.prefix_ring.beginning());
         rules
     }
 

@@ -4,7 +4,6 @@ use super::{Affinity, AffinityName, Preference};
 use crate::EndpointId;
 use crate::decision::Reason;
 use crate::policy::PrefixRingSettings;
-use crate::request::{PromptUnit, RequestShape};
 use crate::ring::SharedRing;
 use crate::scene::Scene;
 use crate::view::View;
@@ -30,7 +29,7 @@ impl Affinity for PrefixRing {
     }
 
     fn prefer(&self, scene: &Scene<'_>) -> Preference {
-        let Some(key) = prefix_key(scene.request) else { return Preference::Any };
+        let Some(key) = scene.request.beginning else { return Preference::Any };
         let kept = scene.candidates.kept().count();
         let running: u64 = scene.candidates.kept().map(|each| u64::from(each.load.running)).sum();
         let limit =
@@ -52,10 +51,4 @@ impl Affinity for PrefixRing {
         let members: Vec<EndpointId> = view.endpoints.iter().map(|endpoint| endpoint.id).collect();
         self.ring.set_members(&members);
     }
-}
-
-/// The hash of the first block, whose size is `prefix_chars` under this policy, or of a shorter prompt.
-fn prefix_key(request: &RequestShape) -> Option<u64> {
-    let first = request.blocks.first().map_or(request.tail, |block| block.raw());
-    (request.unit != PromptUnit::None).then_some(first)
 }

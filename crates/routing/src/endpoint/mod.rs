@@ -17,7 +17,6 @@ use parking_lot::Mutex;
 pub use breaker::{Breaker, BreakerConfig, ProbeStart, Signal, StandingChange};
 pub use observed::{Glance, OBSERVED_FRESH, OBSERVED_STALE, Observed, freshness};
 pub use placed::PLACED_HALF_LIFE;
-pub(crate) use placed::decayed;
 pub(crate) use retention::Retention;
 pub use spec::{EndpointSpec, Role, SpecError};
 pub use standing::{Cause, Drained, Standing, Usable};

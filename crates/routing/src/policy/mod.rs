@@ -1,5 +1,6 @@
 //! Policies: what a name in the configuration stands for.
 
+use crate::request::{Beginning, BeginningHash};
 use crate::settings::{Fault, names};
 use serde::{Deserialize, Serialize};
 
@@ -28,16 +29,6 @@ names! {
         LeastLoad = "least-load",
         /// The less loaded of two drawn by lot.
         PowerOfTwo = "power-of-two",
-    }
-}
-
-names! {
-    /// How `prefix-ring` hashes the first characters.
-    PrefixHash {
-        /// xxh3: equal prefixes meet.
-        Xxhash = "xxhash",
-        /// SimHash: similar prefixes meet.
-        Simhash = "simhash",
     }
 }
 
@@ -108,14 +99,21 @@ pub struct PrefixRingSettings {
     /// How many leading bytes of the prompt are hashed. Default 512.
     pub prefix_chars: usize,
     /// How. Default xxhash.
-    pub hash: PrefixHash,
+    pub hash: BeginningHash,
     /// How many times the mean load the home may carry before the next on the ring is taken; unset: any.
     pub bound: Option<f64>,
 }
 
 impl Default for PrefixRingSettings {
     fn default() -> Self {
-        Self { prefix_chars: 512, hash: PrefixHash::Xxhash, bound: None }
+        Self { prefix_chars: 512, hash: BeginningHash::Xxhash, bound: None }
+    }
+}
+
+impl PrefixRingSettings {
+    /// How requests are to be read for it.
+    pub const fn beginning(&self) -> Beginning {
+        Beginning { bytes: self.prefix_chars, hash: self.hash }
     }
 }
 

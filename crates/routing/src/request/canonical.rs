@@ -8,6 +8,7 @@
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
 
+use super::beginning::BeginningReader;
 use super::body::{Body, ResumeObstacles};
 use super::json::Sink;
 use super::rules::ShapeRules;
@@ -56,6 +57,8 @@ pub(super) struct Prompt {
     pub(super) tail: u64,
     pub(super) lead: u64,
     pub(super) conversation: Option<u64>,
+    /// The hash of its beginning, if the rules ask for it.
+    pub(super) beginning: Option<u64>,
     pub(super) obstacles: ResumeObstacles,
 }
 
@@ -73,6 +76,7 @@ impl Prompt {
             tail: whole,
             lead: whole,
             conversation: None,
+            beginning: None,
             obstacles: ResumeObstacles::default(),
         }
     }
@@ -85,6 +89,8 @@ pub(super) struct Writer {
     /// Images, audio and video so far.
     pub(super) media: u32,
     block_bytes: usize,
+    beginning: Option<BeginningReader>,
+    seed: u64,
 }
 
 /// The first message that is not the system's: what tells one conversation from another.
@@ -123,6 +129,8 @@ impl Writer {
             lead: Lead::Before,
             media: 0,
             block_bytes: rules.block_bytes.max(1),
+            beginning: rules.beginning.map(BeginningReader::new),
+            seed,
         }
     }
 
@@ -132,6 +140,9 @@ impl Writer {
 
     pub(super) fn put(&mut self, bytes: &[u8]) {
         self.main.push(bytes);
+        if let Some(beginning) = &mut self.beginning {
+            beginning.put(bytes);
+        }
         if let Lead::During { start, .. } = &mut self.lead {
             let wanted = self.block_bytes - start.len();
             start.extend_from_slice(&bytes[..bytes.len().min(wanted)]);
@@ -176,6 +187,7 @@ impl Writer {
             tail,
             lead,
             conversation,
+            beginning: self.beginning.map(|beginning| beginning.key(self.seed)),
             obstacles,
         }
     }

@@ -4,6 +4,7 @@
 //! and finds the few fields that matter; prompt text goes through the block hasher piece by piece. The
 //! bytes that reach the engine are the client's.
 
+mod beginning;
 mod body;
 mod canonical;
 mod class;
@@ -17,7 +18,7 @@ mod text;
 pub use body::ResumeObstacles;
 pub use class::{HeaderView, Priority, Slo};
 pub use refusal::BadRequest;
-pub use rules::ShapeRules;
+pub use rules::{Beginning, BeginningHash, ShapeRules};
 pub use shape::{PromptUnit, RequestShape, Route, response_key};
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! How requests are read: what an operator can set.
 
 use crate::prefix::BLOCK_BYTES_DEFAULT;
+use crate::settings::names;
 
 /// How to read a request.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,9 +21,30 @@ pub struct ShapeRules {
     pub media_tokens: u32,
     /// Output tokens expected of a request that does not say less. Default 512.
     pub output_tokens: u32,
+    /// How the prompt's beginning is hashed for a ring, if the policy has one. Default none.
+    pub beginning: Option<Beginning>,
     /// The model of a request without `model`, where there is only one; it must be set on all replicas
     /// alike, since it seeds the hashes.
     pub default_model: Option<String>,
+}
+
+/// How a prompt's beginning is made one hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Beginning {
+    /// How many bytes of it count.
+    pub bytes: usize,
+    /// How they are hashed.
+    pub hash: BeginningHash,
+}
+
+names! {
+    /// How a prompt's beginning is hashed.
+    BeginningHash {
+        /// xxh3: equal beginnings meet.
+        Xxhash = "xxhash",
+        /// SimHash: similar beginnings mostly meet.
+        Simhash = "simhash",
+    }
 }
 
 impl Default for ShapeRules {
@@ -34,6 +56,7 @@ impl Default for ShapeRules {
             bytes_per_token: 4.0,
             media_tokens: 512,
             output_tokens: 512,
+            beginning: None,
             default_model: None,
         }
     }

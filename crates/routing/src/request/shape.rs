@@ -92,6 +92,8 @@ pub struct RequestShape {
     /// Of a chat: stays the same over its turns, and differs where the common part or the first message
     /// that is not the system's differ.
     pub conversation: Option<u64>,
+    /// The hash of the prompt's beginning, if [`ShapeRules::beginning`] asks for it.
+    pub beginning: Option<u64>,
     /// The hash of the whole prompt, with the part that does not fill a block.
     pub tail: u64,
     /// The explicit session: a configured header, else `prompt_cache_key`, else `user` if configured.
@@ -177,6 +179,7 @@ impl RequestShape {
             media: prompt.media,
             rendezvous: session.map_or(prompt.lead, SessionKey::raw),
             conversation: prompt.conversation,
+            beginning: prompt.beginning,
             tail: prompt.tail,
             session,
             previous_response: fields.previous_response.map(|id| response_key(id.to_owned().as_bytes())),

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Rng, Router};
 use crate::affinity::Pin;
-use crate::candidates::{Candidate, Candidates};
+use crate::candidates::{Candidate, Candidates, Scope};
 use crate::cost::{Cost, weigh};
 use crate::decision::{CandidateCost, Chosen, Decision, Footing, Refusal};
 use crate::endpoint::{Endpoint, PLACED_QUANTUM};
@@ -117,8 +117,12 @@ impl Router {
         let view = self.view.load();
         let active = self.active.load();
         let plan = &active.plan;
-        let mut candidates =
-            Candidates::gather(&view, shape, active.rules.default_model.as_deref(), tried, now)?;
+        let scope = Scope {
+            default_model: active.rules.default_model.as_deref(),
+            only: self.maker_of_previous(shape)?,
+            tried,
+        };
+        let mut candidates = Candidates::gather(&view, shape, &scope, now)?;
         self.index.warm_depths(&shape.blocks, &mut scratch.warm);
         for candidate in candidates.all_mut() {
             candidate.noted_blocks = scratch.warm.at(candidate.endpoint.slot);
@@ -201,10 +205,16 @@ impl Router {
             .map_or(0, |at| candidate.endpoint.retention().inserted_since(at))
     }
 
-    /// Where the request's session is pinned: by the response it goes on from, else by its explicit key.
+    /// The endpoint that made the response that the request goes on from: nobody else has it.
+    fn maker_of_previous(&self, shape: &RequestShape) -> Result<Option<EndpointId>, Refusal> {
+        let Some(key) = shape.previous_response else { return Ok(None) };
+        let maker = self.sessions.state(key).home().ok_or(Refusal::ResponseUnknown)?;
+        Ok(Some(maker.endpoint))
+    }
+
+    /// Where the request's session is pinned.
     fn session_home(&self, shape: &RequestShape) -> Option<EndpointId> {
-        let home = |key| self.sessions.state(key).home().map(|home| home.endpoint);
-        shape.previous_response.and_then(home).or_else(|| shape.session.and_then(home))
+        shape.session.and_then(|key| self.sessions.state(key).home()).map(|home| home.endpoint)
     }
 
     /// Notes that the endpoint is about to hold the prompt, and tells the others what is new of that.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use super::{EndpointChanges, Router};
-use crate::endpoint::{OBSERVED_STALE, PLACED_HALF_LIFE, PLACED_QUANTUM, Signal, Standing, decayed};
+use crate::endpoint::{OBSERVED_STALE, Signal, Standing};
 use crate::facts::{LoadPush, LoadRow, ObservedRow, Pulse, SpeedRow};
 use crate::view::View;
 use crate::{EndpointId, Moment, ReplicaId};
@@ -62,30 +62,6 @@ impl Origin {
     }
 }
 
-/// What the others were last told of this replica's load.
-#[derive(Debug, Default)]
-pub(super) struct Told(BTreeMap<EndpointId, (LoadRow, Moment)>);
-
-impl Told {
-    /// Whether `row` says something that the others don't know, given that they let placed tokens decay by
-    /// themselves.
-    fn is_news(&self, row: &LoadRow, now: Moment) -> bool {
-        let Some((told, at)) = self.0.get(&row.endpoint) else { return !is_nothing(row) };
-        let expected = decayed(f64::from(told.placed_tokens), *at, now, PLACED_HALF_LIFE);
-        (told.running, told.prefill_tokens, told.decode_tokens)
-            != (row.running, row.prefill_tokens, row.decode_tokens)
-            || (expected - f64::from(row.placed_tokens)).abs() > f64::from(PLACED_QUANTUM)
-    }
-
-    fn note(&mut self, row: LoadRow, now: Moment) {
-        if is_nothing(&row) {
-            self.0.remove(&row.endpoint);
-        } else {
-            self.0.insert(row.endpoint, (row, now));
-        }
-    }
-}
-
 fn is_nothing(row: &LoadRow) -> bool {
     (row.running, row.prefill_tokens, row.decode_tokens, row.placed_tokens) == (0, 0, 0, 0)
 }
@@ -94,11 +70,7 @@ impl Router {
     /// Everything that this replica has to say of its load, absolute.
     pub fn pulse(&self, now: Moment) -> Pulse {
         let view = self.view();
-        // The version is drawn under the same lock as the rows are read, so that of two pulses (or pushes)
-        // the one with the higher version was read later. What a pulse tells is not noted as told: it may
-        // be overtaken by a push that does not have it.
-        let told = self.told.lock();
-        let version = self.next_version();
+        let version = self.version.fetch_add(1, Ordering::Relaxed) + 1;
         let mut pulse = Pulse {
             epoch: self.epoch,
             version,
@@ -115,7 +87,6 @@ impl Router {
                 pulse.ejected.push(endpoint.id);
             }
         }
-        drop(told);
         pulse.observed = self.observed_rows(&view, now);
         pulse.speed = self.speed_rows(now);
         let mut rows = pulse.speed.clone();
@@ -160,25 +131,6 @@ impl Router {
         let mut members = live.to_vec();
         members.push(self.own.clone());
         self.replicas.set_members(&members);
-    }
-
-    /// The load rows that changed since they were last told, to be told at once; `None` if none did.
-    pub fn take_load_push(&self, now: Moment) -> Option<LoadPush> {
-        let view = self.view();
-        let mut told = self.told.lock();
-        let rows: Vec<LoadRow> = view
-            .endpoints
-            .iter()
-            .map(|endpoint| endpoint.own_row(now))
-            .filter(|row| told.is_news(row, now))
-            .collect();
-        if rows.is_empty() {
-            return None;
-        }
-        for row in &rows {
-            told.note(*row, now);
-        }
-        Some(LoadPush { epoch: self.epoch, version: self.next_version(), rows })
     }
 
     /// Takes in another replica's pulse. Pulses and pushes go different ways and overtake each other, so it

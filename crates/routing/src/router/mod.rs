@@ -51,7 +51,6 @@ pub struct Router {
     token_sizes: learning::TokenSizes,
     replicas: SharedRing<ReplicaId>,
     origins: Mutex<facts::Origins>,
-    told: Mutex<facts::Told>,
     outgoing: Mutex<Outgoing>,
     news: News,
     version: AtomicU64,
@@ -121,7 +120,6 @@ impl Router {
             token_sizes: learning::TokenSizes::default(),
             replicas,
             origins: Mutex::default(),
-            told: Mutex::default(),
             outgoing: Mutex::default(),
             news: News::default(),
             version: AtomicU64::new(0),
@@ -217,11 +215,10 @@ impl Router {
         }
         outgoing.records.push_back(record);
     }
-
-    fn next_version(&self) -> u64 {
-        self.version.fetch_add(1, Ordering::Relaxed) + 1
-    }
 }
+
+#[cfg(test)]
+mod tests;
 
 impl Active {
     fn new(settings: Settings, own: &ReplicaId) -> Result<Self, Vec<Fault>> {

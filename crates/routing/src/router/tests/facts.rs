@@ -1,0 +1,276 @@
+//! What replicas tell each other, and what it adds up to.
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::SessionKey;
+use crate::facts::{LedgerRecord, LoadPush, LoadRow, Pulse};
+
+fn row(number: usize, running: u32, prefill_tokens: u32) -> LoadRow {
+    LoadRow { endpoint: id(number), running, prefill_tokens, decode_tokens: 0, placed_tokens: 0 }
+}
+
+fn pulse(epoch: u64, version: u64, load: Vec<LoadRow>) -> Pulse {
+    Pulse { epoch, version, load, ..Pulse::default() }
+}
+
+fn carried(router: &Router, number: usize) -> (u32, u64) {
+    let load = router.view().get(id(number)).unwrap().load(at(10));
+    (load.running, load.prefill_tokens)
+}
+
+#[test]
+fn an_older_report_never_replaces_a_newer_one_and_a_new_life_begins_with_nothing() {
+    let router = router(2, Settings::default());
+    let from = ReplicaId::new("b");
+    let push = |epoch, version, rows| LoadPush { epoch, version, rows };
+    router.merge_pulse(&from, &pulse(5, 10, vec![row(0, 3, 300), row(1, 1, 0)]), at(1));
+    router.merge_pulse(&from, &pulse(5, 9, vec![row(0, 9, 900)]), at(2));
+    assert_eq!((carried(&router, 0), carried(&router, 1)), ((3, 300), (1, 0)));
+    // A push says nothing of endpoints without a row in it.
+    router.merge_load(&from, &push(5, 12, vec![row(0, 4, 400)]), at(3));
+    assert_eq!((carried(&router, 0), carried(&router, 1)), ((4, 400), (1, 0)));
+    // A pulse that began before the push and comes after it does not undo it, and is news for the rest.
+    router.merge_pulse(&from, &pulse(5, 11, vec![row(0, 3, 300)]), at(4));
+    assert_eq!((carried(&router, 0), carried(&router, 1)), ((4, 400), (0, 0)));
+    router.merge_load(&from, &push(5, 13, vec![row(0, 0, 0)]), at(5));
+    router.merge_pulse(&from, &pulse(5, 12, vec![row(0, 4, 400)]), at(6));
+    assert_eq!(carried(&router, 0), (0, 0), "gone is newer than there");
+    router.merge_load(&from, &push(5, 14, vec![row(0, 2, 0)]), at(7));
+    router.merge_pulse(&from, &pulse(6, 1, vec![row(1, 1, 0)]), at(8));
+    assert_eq!((carried(&router, 0), carried(&router, 1)), ((0, 0), (1, 0)), "the replica was restarted");
+    router.merge_load(&from, &push(5, 99, vec![row(0, 9, 0)]), at(9));
+    assert_eq!(carried(&router, 0), (0, 0), "its last life is over");
+}
+
+#[test]
+fn load_counts_by_replica_and_goes_with_it() {
+    let router = router(2, Settings::default());
+    let _own = choose(&router, &shape(&router, "x"), at(1));
+    router.merge_pulse(&ReplicaId::new("b"), &pulse(1, 1, vec![row(0, 100, 0)]), at(1));
+    router.merge_pulse(&ReplicaId::new("c"), &pulse(1, 1, vec![row(0, 7, 0)]), at(1));
+    let endpoint = std::sync::Arc::clone(router.view().get(id(0)).unwrap());
+    let by_replica = [(ReplicaId::new("b"), 100), (ReplicaId::new("c"), 7)];
+    assert_eq!(endpoint.running_by_replica(), by_replica);
+    assert_eq!(endpoint.running(at(2)), 107 + endpoint.own_running(at(2)));
+    let elsewhere = router.explain(&shape(&router, "y"), at(2), &mut rng()).unwrap();
+    assert_eq!(elsewhere.chosen, id(1), "others' load is avoided like the own");
+    router.replica_gone(&ReplicaId::new("b"));
+    assert_eq!(endpoint.running_by_replica(), by_replica[1..]);
+}
+
+#[test]
+fn an_endpoint_that_is_added_late_carries_what_was_told_of_it_before() {
+    let router = router(1, Settings::default());
+    router.merge_pulse(&ReplicaId::new("b"), &pulse(1, 1, vec![row(1, 5, 50)]), at(1));
+    router.set_endpoints((0..2).map(spec).collect(), at(2));
+    assert_eq!(carried(&router, 1), (5, 50));
+}
+
+#[derive(Clone, Debug)]
+struct Report {
+    from: usize,
+    rows: Vec<(usize, u32, u32)>,
+    whole: bool,
+}
+
+fn report() -> impl Strategy<Value = Report> {
+    let rows = prop::collection::btree_map(0_usize..4, (0_u32..50, 0_u32..5_000), 0..4);
+    (0_usize..2, rows, any::<bool>()).prop_map(|(from, rows, whole)| Report {
+        from,
+        rows: rows.into_iter().map(|(number, (running, tokens))| (number, running, tokens)).collect(),
+        whole,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+    #[test]
+    fn any_interleaving_of_two_origins_reports_gives_the_sum_of_their_last_words(
+        reports in prop::collection::vec(report(), 1..24),
+        late in prop::collection::vec(any::<bool>(), 24),
+    ) {
+        let router = router(4, Settings::default());
+        let origins = [ReplicaId::new("b"), ReplicaId::new("c")];
+        let mut state = [[(0_u32, 0_u32); 4]; 2];
+        let mut delayed = Vec::new();
+        let mut tell = |from: usize, version: u64, whole: bool, rows: Vec<LoadRow>| {
+            if whole {
+                router.merge_pulse(&origins[from], &pulse(1, version, rows), at(1));
+            } else {
+                router.merge_load(&origins[from], &LoadPush { epoch: 1, version, rows }, at(1));
+            }
+        };
+        for ((version, report), late) in (1..).zip(&reports).zip(late) {
+            if report.whole {
+                state[report.from] = [(0, 0); 4];
+            }
+            for (number, running, tokens) in &report.rows {
+                state[report.from][*number] = (*running, *tokens);
+            }
+            let rows = report.rows.iter().map(|(number, running, tokens)| row(*number, *running, *tokens));
+            let rows: Vec<LoadRow> = rows.filter(|row| !report.whole || row.running > 0).collect();
+            for (number, running, _) in &report.rows {
+                if report.whole && *running == 0 {
+                    state[report.from][*number] = (0, 0);
+                }
+            }
+            // A late one comes after all that were sent after it; a whole one then is followed by its
+            // origin's next whole one, which is sent in any case below.
+            if late {
+                delayed.push((report.from, version, report.whole, rows));
+            } else {
+                tell(report.from, version, report.whole, rows);
+            }
+        }
+        for (from, version, whole, rows) in delayed {
+            tell(from, version, whole, rows);
+        }
+        let last = reports.len() as u64 + 1;
+        for (from, rows) in state.iter().enumerate() {
+            let rows = (0..4).map(|number| row(number, rows[number].0, rows[number].1));
+            tell(from, last, true, rows.filter(|row| row.running + row.prefill_tokens > 0).collect());
+        }
+        for number in 0..4 {
+            let sum = |part: fn(&(u32, u32)) -> u32| part(&state[0][number]) + part(&state[1][number]);
+            prop_assert_eq!(carried(&router, number), (sum(|row| row.0), u64::from(sum(|row| row.1))));
+        }
+    }
+}
+
+/// Hands all that `from` has to tell to `to`.
+fn exchange(from: &Router, to: &[&Router], now: Moment) {
+    let records = from.take_ledger(usize::MAX);
+    let pulse = from.pulse(now);
+    for to in to {
+        to.merge_ledger(&records, now);
+        to.merge_pulse(from.own(), &pulse, now);
+    }
+}
+
+#[test]
+fn what_one_replica_placed_is_warm_for_all_and_equal_views_give_equal_choices() {
+    let routers = ["a", "b", "c"].map(|name| router_named(name, 4, Settings::default()));
+    let tenant = |number: usize| text("system", 2_048) + &text(&format!("tenant {number}"), 6_144);
+    for number in 0..60_usize {
+        let one = &routers[number % 3];
+        let prompt = tenant(number % 12) + &text(&format!("turn {number}"), 600);
+        drop(choose(one, &shape(one, &prompt), at(number as u64 * 50)));
+        let others: Vec<&Router> = routers.iter().filter(|each| each.own() != one.own()).collect();
+        exchange(one, &others, at(number as u64 * 50 + 10));
+    }
+    for one in &routers {
+        let others: Vec<&Router> = routers.iter().filter(|each| each.own() != one.own()).collect();
+        exchange(one, &others, at(4_000));
+    }
+    let mut same = 0;
+    for number in 0..200_usize {
+        let prompt = tenant(number % 15) + &text(&format!("question {number}"), 800);
+        let shape = shape(&routers[0], &prompt);
+        let decisions = routers.each_ref().map(|each| each.explain(&shape, at(4_001), &mut rng()).unwrap());
+        for decision in &decisions {
+            let warm = |d: &crate::Decision| d.candidates.iter().map(|c| c.warm_tokens).collect::<Vec<_>>();
+            assert_eq!(warm(decision), warm(&decisions[0]), "question {number}");
+        }
+        same += usize::from(decisions.iter().all(|each| each.chosen == decisions[0].chosen));
+    }
+    assert!(same >= 198, "{same} of 200 choices are the same on all three");
+}
+
+#[test]
+fn a_joiner_learns_placements_pins_and_changes_from_a_snapshot() {
+    let old = router(3, Settings::default());
+    let prompts: Vec<_> = (0..30).map(|n| shape(&old, &text(&format!("{n}"), 5_000))).collect();
+    prompts.iter().for_each(|prompt| drop(choose(&old, prompt, at(1))));
+    let key = SessionKey::of("x-session-id", b"s");
+    old.pin(key, id(1), at(2));
+    old.administer(id(7), crate::facts::AdminOperation::Add(spec(7)), at(2));
+    let new = router_named("b", 3, Settings::default());
+    let mut cursor = None;
+    loop {
+        let (records, next) = old.snapshot_page(cursor, 40);
+        new.merge_snapshot(&records, at(3));
+        cursor = next;
+        if cursor.is_none() {
+            break;
+        }
+    }
+    for prompt in &prompts {
+        for number in 0..3 {
+            assert_eq!(warm_tokens(&new, prompt, number, at(4)), warm_tokens(&old, prompt, number, at(4)));
+        }
+    }
+    assert_eq!(new.session(key).home().unwrap().endpoint, id(1));
+    assert_eq!(new.admin_facts(), old.admin_facts());
+    assert!(new.view().get(id(7)).is_some());
+}
+
+#[test]
+fn a_restarted_engine_is_cold_for_every_replica() {
+    let (a, b) = (router_named("a", 1, Settings::default()), router_named("b", 1, Settings::default()));
+    let prompt = shape(&a, &text("warm", 4_000));
+    drop(choose(&a, &prompt, at(1)));
+    exchange(&a, &[&b], at(1));
+    a.observe(&look(0, 0, 100), at(2));
+    b.observe(&look(0, 0, 100), at(2));
+    assert!(warm_tokens(&b, &prompt, 0, at(3)) > 0);
+    assert_eq!(a.observe(&look(0, 0, 101), at(10)).restarted, [id(0)]);
+    assert_eq!(warm_tokens(&a, &prompt, 0, at(11)), 0);
+    exchange(&a, &[&b], at(11));
+    assert_eq!(warm_tokens(&b, &prompt, 0, at(12)), 0);
+}
+
+#[test]
+fn records_that_wait_to_be_told_are_bounded_and_those_lost_are_counted() {
+    let router = router(1, Settings { ledger_queue_max: 10, ..Settings::default() });
+    for number in 0..25 {
+        drop(choose(&router, &shape(&router, &text(&format!("{number}"), 1_000)), at(1)));
+    }
+    assert_eq!(router.stats().ledger_overflow, 15);
+    assert_eq!(router.take_ledger(4).len(), 4);
+    assert_eq!(router.take_ledger(100).len(), 6);
+}
+
+#[test]
+fn only_what_is_new_is_told() {
+    let router = router(1, Settings::default());
+    let told = || {
+        let records = router.take_ledger(usize::MAX);
+        let blocks = |record: &LedgerRecord| match record {
+            LedgerRecord::Place { blocks, .. } => blocks.len(),
+            _ => 0,
+        };
+        records.iter().map(blocks).sum::<usize>()
+    };
+    let first = text("chat", 4_096);
+    drop(choose(&router, &shape(&router, &first), at(1)));
+    assert_eq!(told(), 8);
+    drop(choose(&router, &shape(&router, &first), at(2)));
+    assert_eq!(told(), 0);
+    let next = first + &text("more", 1_024);
+    drop(choose(&router, &shape(&router, &next), at(3)));
+    assert_eq!(told(), 3, "the new two and the one before them");
+}
+
+#[test]
+fn a_records_endpoint_that_is_not_configured_here_is_ignored_and_counted() {
+    let router = router(1, Settings::default());
+    let stranger = LedgerRecord::Pin { key: SessionKey::of("h", b"s"), endpoint: id(9) };
+    assert_eq!(router.merge_ledger(&[stranger], at(1)).ignored, 1);
+    assert_eq!(router.stats().ledger_unknown_endpoint, 1);
+}
+
+#[test]
+fn a_moved_session_is_told_and_found_by_others() {
+    let (a, b) = (router_named("a", 4, Settings::default()), router_named("b", 4, Settings::default()));
+    let body = json!({"model": "m", "prompt": "hi"});
+    let shape = shape_with(&a, &body, &[("x-session-id", "s-1")]);
+    let chosen = choose(&a, &shape, at(1));
+    exchange(&a, &[&b], at(1));
+    let home = b.session(shape.session.unwrap()).home().unwrap().endpoint;
+    assert_eq!(home, chosen.endpoint.id);
+    // Nothing of so short a prompt is warm anywhere; the pin alone settles it.
+    let decision = b.explain(&shape, at(2), &mut rng()).unwrap();
+    assert_eq!((decision.chosen, decision.reason), (home, crate::Reason::TieSession));
+}
