@@ -1,1 +1,0 @@
-//! Discrete-event simulation of many replicas over many engines on the real core.
