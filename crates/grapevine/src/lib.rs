@@ -15,4 +15,7 @@ pub mod load;
 mod peers;
 pub mod ports;
 pub mod replica;
+mod run;
 pub mod serve;
+
+pub use run::run;

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
-use hyper::{Method, Response, Uri};
+use hyper::{Method, StatusCode, Uri};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{Client as HyperClient, Error as ClientError};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
@@ -79,6 +79,8 @@ pub struct Outcome {
     pub verdict: Result<(), Failure>,
     /// The status of the reply's head, once there was one.
     pub status: Option<u16>,
+    /// The headers of the reply's head; none until it came.
+    pub headers: HeaderMap,
     /// The endpoint that the reply's head names.
     pub endpoint: Option<String>,
     /// From the start to the first content; streams only.
@@ -148,9 +150,31 @@ impl Client {
     ///
     /// Times count from `start`, and so does the time limit: a retry has what its forerunners left.
     pub async fn ask(&self, target: &Target, body: Bytes, session: u64, start: Instant) -> Outcome {
+        self.ask_with(HeaderMap::new(), target, body, session, start).await
+    }
+
+    /// The same, with headers for this request alone.
+    pub async fn ask_with(
+        &self,
+        headers: HeaderMap,
+        target: &Target,
+        body: Bytes,
+        session: u64,
+        start: Instant,
+    ) -> Outcome {
+        let mut request = hyper::Request::new(Full::new(body));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = target.uri.clone();
+        *request.headers_mut() = self.headers.clone();
+        request.headers_mut().extend(headers);
+        if let Some(name) = &self.wire.session_header
+            && let Ok(value) = HeaderValue::from_str(&format!("load-{}-{session}", self.seed))
+        {
+            request.headers_mut().insert(name.clone(), value);
+        }
         let mut reading = Reading::default();
         let left = self.wire.request_timeout.saturating_sub(start.elapsed());
-        let asked = tokio::time::timeout(left, self.exchange(target, body, session, &mut reading)).await;
+        let asked = tokio::time::timeout(left, self.exchange(request, &mut reading)).await;
         let e2e = start.elapsed();
         // The connection's own task returns it to the pool: let it, before the next request opens another.
         tokio::task::yield_now().await;
@@ -169,6 +193,7 @@ impl Client {
         Outcome {
             verdict,
             status: reading.status,
+            headers: reading.headers,
             endpoint: reading.endpoint,
             ttft: answer.first_content.map(|at| at.duration_since(start)),
             e2e,
@@ -181,28 +206,19 @@ impl Client {
 
     async fn exchange(
         &self,
-        target: &Target,
-        body: Bytes,
-        session: u64,
+        request: hyper::Request<Full<Bytes>>,
         reading: &mut Reading,
     ) -> Result<(), Failure> {
-        let mut request = hyper::Request::new(Full::new(body));
-        *request.method_mut() = Method::POST;
-        *request.uri_mut() = target.uri.clone();
-        *request.headers_mut() = self.headers.clone();
-        if let Some(name) = &self.wire.session_header
-            && let Ok(value) = HeaderValue::from_str(&format!("load-{}-{session}", self.seed))
-        {
-            request.headers_mut().insert(name.clone(), value);
-        }
         let response = self.http.request(request).await.map_err(|error| before_head(&error))?;
-        reading.status = Some(response.status().as_u16());
-        let named = response.headers().get(&self.wire.endpoint_header);
+        let (head, body) = response.into_parts();
+        reading.status = Some(head.status.as_u16());
+        let named = head.headers.get(&self.wire.endpoint_header);
         reading.endpoint = named.map(|name| String::from_utf8_lossy(name.as_bytes()).into_owned());
-        if !response.status().is_success() {
-            return Err(refused(response).await);
+        reading.headers = head.headers;
+        if !head.status.is_success() {
+            return Err(refused(head.status, body).await);
         }
-        if self.stream { read_stream(response, reading).await } else { read_body(response, reading).await }
+        if self.stream { read_stream(body, reading).await } else { read_body(body, reading).await }
     }
 }
 
@@ -210,6 +226,7 @@ impl Client {
 #[derive(Debug, Default)]
 struct Reading {
     status: Option<u16>,
+    headers: HeaderMap,
     endpoint: Option<String>,
     body: Option<Body>,
 }
@@ -230,8 +247,8 @@ impl Reading {
     }
 }
 
-async fn read_stream(response: Response<Incoming>, reading: &mut Reading) -> Result<(), Failure> {
-    let content_type = response.headers().get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+async fn read_stream(mut body: Incoming, reading: &mut Reading) -> Result<(), Failure> {
+    let content_type = reading.headers.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
     if !content_type.starts_with(b"text/event-stream") {
         let found = String::from_utf8_lossy(content_type).into_owned();
         return Err(Failure::new(ErrorKind::BodyMismatch, format!("asked for a stream, got {found:?}")));
@@ -239,7 +256,6 @@ async fn read_stream(response: Response<Incoming>, reading: &mut Reading) -> Res
     let Body::Stream(reader) = reading.body.insert(Body::Stream(StreamReader::default())) else {
         return Ok(());
     };
-    let mut body = response.into_body();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| within_body(&error))?;
         if let Some(chunk) = frame.data_ref() {
@@ -252,8 +268,8 @@ async fn read_stream(response: Response<Incoming>, reading: &mut Reading) -> Res
     Ok(())
 }
 
-async fn read_body(response: Response<Incoming>, reading: &mut Reading) -> Result<(), Failure> {
-    let body = Limited::new(response.into_body(), REPLY_BYTES_MAX).collect().await;
+async fn read_body(body: Incoming, reading: &mut Reading) -> Result<(), Failure> {
+    let body = Limited::new(body, REPLY_BYTES_MAX).collect().await;
     let body = body.map_err(|error| match error.downcast_ref::<hyper::Error>() {
         Some(error) => within_body(error),
         None => Failure::new(ErrorKind::BodyMismatch, error.to_string()),
@@ -263,10 +279,10 @@ async fn read_body(response: Response<Incoming>, reading: &mut Reading) -> Resul
 }
 
 /// A reply with an error status: its body is read so that the connection can be used again, up to a bound.
-async fn refused(response: Response<Incoming>) -> Failure {
+async fn refused(status: StatusCode, body: Incoming) -> Failure {
     const REFUSAL_BYTES_MAX: usize = 64 << 10;
-    let kind = ErrorKind::Status(response.status().as_u16());
-    match Limited::new(response.into_body(), REFUSAL_BYTES_MAX).collect().await {
+    let kind = ErrorKind::Status(status.as_u16());
+    match Limited::new(body, REFUSAL_BYTES_MAX).collect().await {
         Ok(body) => Failure::new(kind, String::from_utf8_lossy(&body.to_bytes())),
         Err(error) => Failure::new(kind, error.to_string()),
     }

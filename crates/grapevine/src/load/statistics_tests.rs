@@ -8,6 +8,7 @@ fn answered(endpoint: &str, ttft_ms: u64) -> Outcome {
     Outcome {
         verdict: Ok(()),
         status: Some(200),
+        headers: hyper::HeaderMap::new(),
         endpoint: Some(endpoint.to_owned()),
         ttft: Some(Duration::from_millis(ttft_ms)),
         e2e: Duration::from_millis(ttft_ms + 20),
