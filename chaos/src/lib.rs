@@ -1,1 +1,0 @@
-//! Faults under load, and the invariants that must hold.
