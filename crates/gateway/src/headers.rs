@@ -2,12 +2,15 @@
 
 use std::net::IpAddr;
 
-use actix_web::http::header as client;
-use http::header as engine;
+use actix_web::http::{Method, header as client};
+use bytes::BytesMut;
 use routing::endpoint::EndpointSpec;
 use routing::{Decision, ReplicaId};
 
-use crate::upstream::Target;
+use crate::upstream::{Head, Target};
+
+/// Room for the head of an ordinary request, in bytes.
+const HEAD_BYTES: usize = 1 << 10;
 
 /// The header that names a request.
 pub(crate) const X_REQUEST_ID: client::HeaderName = client::HeaderName::from_static("x-request-id");
@@ -41,12 +44,35 @@ pub(crate) struct Outgoing<'a> {
     pub(crate) peer: Option<IpAddr>,
     /// Whether the reply must be readable: then no compression is asked for.
     pub(crate) plain_reply: bool,
+    /// How its body is framed.
+    pub(crate) length: BodyLength,
 }
 
-/// The headers of a request to an engine.
-pub(crate) fn to_engine(from: &client::HeaderMap, ours: &Outgoing<'_>) -> http::HeaderMap {
-    let mut to = http::HeaderMap::with_capacity(from.len() + 4);
-    to.insert(engine::HOST, ours.target.host.clone());
+/// How the length of a request's body is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BodyLength {
+    /// There is none.
+    Absent,
+    /// In bytes.
+    Known(u64),
+    /// By its last chunk.
+    Chunked,
+}
+
+/// The head of a request to an engine, as it goes out. All parts of it have been parsed by the server, so
+/// none can hold a line end.
+pub(crate) fn to_engine(
+    method: &Method,
+    path: &str,
+    from: &client::HeaderMap,
+    ours: &Outgoing<'_>,
+) -> BytesMut {
+    let mut to = BytesMut::with_capacity(HEAD_BYTES);
+    for part in
+        [method.as_str(), " ", &ours.target.base, path, " HTTP/1.1\r\nhost: ", &ours.target.host, "\r\n"]
+    {
+        to.extend_from_slice(part.as_bytes());
+    }
     let named = connection_names(from.get_all(client::CONNECTION).map(client::HeaderValue::as_bytes));
     for (name, value) in from {
         let name = name.as_str();
@@ -57,39 +83,37 @@ pub(crate) fn to_engine(from: &client::HeaderMap, ours: &Outgoing<'_>) -> http::
             _ => !is_hop_by_hop(name) && !named.iter().any(|other| other == name),
         };
         if kept {
-            append(&mut to, name, value.as_bytes());
+            put(&mut to, name, value.as_bytes());
         }
     }
-    append(&mut to, "x-request-id", ours.request_id.as_bytes());
+    put(&mut to, "x-request-id", ours.request_id.as_bytes());
     if let Some(rank) = &ours.target.rank {
-        to.insert("x-data-parallel-rank", rank.clone());
+        put(&mut to, "x-data-parallel-rank", rank.as_bytes());
     }
-    if let Some(chain) = forwarded_for(from, ours.peer) {
-        append(&mut to, "x-forwarded-for", &chain);
+    put_forwarded_for(&mut to, from, ours.peer);
+    match ours.length {
+        BodyLength::Absent => {}
+        BodyLength::Known(length) => put(&mut to, "content-length", length.to_string().as_bytes()),
+        BodyLength::Chunked => put(&mut to, "transfer-encoding", b"chunked"),
     }
+    to.extend_from_slice(b"\r\n");
     to
 }
 
 /// Copies an engine's reply headers for the client. Its `x-request-id` is left out: the gateway's stands.
-pub(crate) fn to_client(from: &http::HeaderMap, to: &mut client::HeaderMap) {
-    let named = connection_names(from.get_all(engine::CONNECTION).iter().map(http::HeaderValue::as_bytes));
-    for (name, value) in from {
-        let name = name.as_str();
-        if name == "x-request-id" || is_hop_by_hop(name) || named.iter().any(|other| other == name) {
+pub(crate) fn to_client(from: &Head, to: &mut client::HeaderMap) {
+    let named = connection_names(from.all("connection"));
+    for (name, value) in from.fields() {
+        let (Ok(name), Ok(value)) =
+            (client::HeaderName::from_bytes(name), client::HeaderValue::from_maybe_shared(value))
+        else {
             continue;
-        }
-        if let (Ok(name), Ok(value)) = (
-            client::HeaderName::from_bytes(name.as_bytes()),
-            client::HeaderValue::from_bytes(value.as_bytes()),
-        ) {
+        };
+        let text = name.as_str();
+        if text != "x-request-id" && !is_hop_by_hop(text) && !named.iter().any(|other| other == text) {
             to.append(name, value);
         }
     }
-}
-
-/// How long an engine's reply says it is.
-pub(crate) fn content_length(from: &http::HeaderMap) -> Option<u64> {
-    from.get(engine::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 /// Says which replica, endpoint and reason served a request.
@@ -111,12 +135,11 @@ pub(crate) fn explain(
     }
 }
 
-fn append(to: &mut http::HeaderMap, name: &str, value: &[u8]) {
-    if let (Ok(name), Ok(value)) =
-        (http::HeaderName::from_bytes(name.as_bytes()), http::HeaderValue::from_bytes(value))
-    {
-        to.append(name, value);
-    }
+fn put(to: &mut BytesMut, name: &str, value: &[u8]) {
+    to.extend_from_slice(name.as_bytes());
+    to.extend_from_slice(b": ");
+    to.extend_from_slice(value);
+    to.extend_from_slice(b"\r\n");
 }
 
 /// Headers that `Connection` names, lower case; `keep-alive` and `close` are no headers of interest.
@@ -128,19 +151,18 @@ fn connection_names<'a>(values: impl Iterator<Item = &'a [u8]>) -> Vec<String> {
         .collect()
 }
 
-fn forwarded_for(from: &client::HeaderMap, peer: Option<IpAddr>) -> Option<Vec<u8>> {
-    let mut chain = Vec::new();
-    for value in from.get_all("x-forwarded-for") {
-        if !chain.is_empty() {
-            chain.extend_from_slice(b", ");
-        }
-        chain.extend_from_slice(value.as_bytes());
+/// The chain of those who passed the request on, with the sender at its end.
+fn put_forwarded_for(to: &mut BytesMut, from: &client::HeaderMap, peer: Option<IpAddr>) {
+    let mut chain = String::new();
+    for value in from.get_all("x-forwarded-for").filter_map(|value| value.to_str().ok()) {
+        chain.push_str(value);
+        chain.push_str(", ");
     }
-    if let Some(peer) = peer {
-        if !chain.is_empty() {
-            chain.extend_from_slice(b", ");
-        }
-        chain.extend_from_slice(peer.to_string().as_bytes());
+    match peer {
+        Some(peer) => chain.push_str(&peer.to_string()),
+        None => chain.truncate(chain.len().saturating_sub(2)),
     }
-    (!chain.is_empty()).then_some(chain)
+    if !chain.is_empty() {
+        put(to, "x-forwarded-for", chain.as_bytes());
+    }
 }

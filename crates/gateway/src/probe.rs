@@ -1,5 +1,6 @@
 //! Looks at engines for the actors: a GET with a limit, over connections of its own.
 
+use std::error::Error as StdError;
 use std::time::Duration;
 
 use actors::{EngineProbe, PROBE_BYTES_MAX, ProbeError, ProbeReply};
@@ -7,13 +8,10 @@ use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, Request, Uri, header};
 use http_body_util::{BodyExt, Empty};
-use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Client, Error as ClientError};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use routing::endpoint::EndpointSpec;
-use routing::retry::LegFault;
-
-use crate::upstream::{fault_of, target_uri};
 
 /// Idle connections kept per engine: probes and scrapes of one engine do not overlap much.
 const IDLE_PER_ENDPOINT_MAX: usize = 2;
@@ -39,11 +37,11 @@ impl Probe {
     }
 
     async fn answer(&self, endpoint: &EndpointSpec, path: &str) -> Result<ProbeReply, ProbeError> {
-        let uri: Uri = target_uri(endpoint, path).map_err(|_| ProbeError::ConnectTimeout)?;
+        let uri: Uri = format!("{}{path}", endpoint.url).parse().map_err(|_| ProbeError::ConnectTimeout)?;
         let mut request = Request::new(Empty::new());
         *request.uri_mut() = uri;
         request.headers_mut().insert(header::USER_AGENT, HeaderValue::from_static("grapevine-probe"));
-        let reply = self.client.request(request).await.map_err(|error| error_of(fault_of(&error)))?;
+        let reply = self.client.request(request).await.map_err(|error| error_of(&error))?;
         let status = reply.status().as_u16();
         let mut body = reply.into_body();
         let mut read = BytesMut::new();
@@ -71,13 +69,29 @@ impl EngineProbe for Probe {
     }
 }
 
-const fn error_of(fault: LegFault) -> ProbeError {
-    match fault {
-        LegFault::ConnectRefused => ProbeError::Refused,
-        LegFault::ConnectTimeout => ProbeError::ConnectTimeout,
-        LegFault::Garbled => ProbeError::Garbled,
-        _ => ProbeError::Reset,
+fn error_of(error: &ClientError) -> ProbeError {
+    let io = source::<std::io::Error>(error).map(std::io::Error::kind);
+    match (error.is_connect(), io) {
+        (true, Some(std::io::ErrorKind::ConnectionRefused)) => ProbeError::Refused,
+        (true, Some(std::io::ErrorKind::ConnectionReset)) => ProbeError::Reset,
+        (true, _) => ProbeError::ConnectTimeout,
+        (false, _) if source::<hyper::Error>(error).is_some_and(hyper::Error::is_parse) => {
+            ProbeError::Garbled
+        }
+        (false, _) => ProbeError::Reset,
     }
+}
+
+/// The first error of this type behind another.
+fn source<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a E> {
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        if let Some(found) = inner.downcast_ref() {
+            return Some(found);
+        }
+        cause = inner.source();
+    }
+    None
 }
 
 #[cfg(test)]

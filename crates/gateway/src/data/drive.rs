@@ -20,10 +20,10 @@ use super::leg::{Leg, More, Reader};
 use super::relay::{Relay, close};
 use super::upload::Upload;
 use crate::errors::EdgeError;
-use crate::headers::{self, Outgoing};
+use crate::headers::{self, BodyLength, Outgoing};
 use crate::request_id::RequestId;
 use crate::stream::Ending;
-use crate::upstream::OutBody;
+use crate::upstream::{Head, OutBody};
 use crate::worker::Worker;
 
 /// Endpoints that a request must not go to.
@@ -48,7 +48,7 @@ pub(crate) struct Driver {
 
 /// A reply that has begun.
 struct Begun {
-    parts: http::response::Parts,
+    head: Head,
     leg: Leg,
 }
 
@@ -163,7 +163,7 @@ impl Driver {
                 &self.id,
                 &self.handle,
                 &mut self.outbound,
-                &endpoint.spec,
+                &endpoint,
             ));
             poll_fn(|context| {
                 if let Poll::Ready(order) = self.handle.poll_order(context) {
@@ -173,11 +173,11 @@ impl Driver {
             })
             .await
         };
-        let Begun { parts, mut leg } = match begun {
+        let Begun { head, mut leg } = match begun {
             Ok(begun) => begun,
             Err(unserved) => return Err((self, unserved)),
         };
-        let mut response = self.head(&parts);
+        let mut response = super::kept::head(&head, &self.id);
         if self.worker.settings().explain_headers {
             headers::explain(
                 response.headers_mut(),
@@ -191,25 +191,34 @@ impl Driver {
             self.handle.first_byte();
             close(&self.worker, &self.handle, leg.reader());
             return Ok(if self.request.method() == Method::HEAD {
-                response.set_body(BoxBody::new(super::kept::HeadOnly::of(&parts.headers)))
+                response.set_body(BoxBody::new(super::kept::HeadOnly::of(&head)))
             } else {
                 response.set_body(BoxBody::new(whole))
             });
         }
         let size = match leg.reader() {
             Reader::Events(_) => BodySize::Stream,
-            _ => headers::content_length(&parts.headers).map_or(BodySize::Stream, BodySize::Sized),
+            _ => head.content_length().map_or(BodySize::Stream, BodySize::Sized),
         };
         let relay = Relay::new(self.worker, self.handle, leg, size);
         Ok(response.set_body(BoxBody::new(relay)))
     }
-
-    fn head(&self, parts: &http::response::Parts) -> HttpResponse {
-        super::kept::head(parts, &self.id)
-    }
 }
 
 impl Outbound {
+    /// How the body's length is told. A method that has no use for a body has none, unless there is one.
+    fn length(&self, method: &Method) -> BodyLength {
+        match self {
+            Self::Whole(bytes) if bytes.is_empty() && matches!(*method, Method::GET | Method::HEAD) => {
+                BodyLength::Absent
+            }
+            Self::Whole(bytes) => BodyLength::Known(bytes.len() as u64),
+            Self::Streamed(upload) => {
+                upload.as_ref().and_then(Upload::announced).map_or(BodyLength::Chunked, BodyLength::Known)
+            }
+        }
+    }
+
     fn can_be_sent(&self) -> bool {
         !matches!(self, Self::Streamed(None))
     }
@@ -229,45 +238,42 @@ async fn attempt(
     id: &RequestId,
     handle: &LifecycleHandle,
     outbound: &mut Outbound,
-    spec: &routing::endpoint::EndpointSpec,
+    endpoint: &routing::endpoint::Endpoint,
 ) -> Result<Begun, Unserved> {
     let failed = |fault| Unserved::Failed(LegFailure::new(fault), None);
-    let target = worker.upstream.target(spec).map_err(failed)?;
+    let target = worker.upstream.target(endpoint.id, &endpoint.spec);
+    let method = request.method();
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
-    let uri =
-        target.uri(path).map_err(|_| Unserved::Client(EdgeError::bad_request("The path is malformed.")))?;
-    let method = http::Method::from_bytes(request.method().as_str().as_bytes())
-        .map_err(|_| Unserved::Client(EdgeError::bad_request("The method is malformed.")))?;
     let route = handle.shape().route;
     let outgoing = Outgoing {
         target: &target,
         request_id: id.value(),
         peer: request.peer_addr().map(|peer| peer.ip()),
         plain_reply: route != routing::request::Route::Other,
+        length: outbound.length(method),
     };
-    let head = headers::to_engine(request.headers(), &outgoing);
+    let head = headers::to_engine(method, path, request.headers(), &outgoing);
     let upload = match outbound {
         Outbound::Streamed(Some(upload)) => Some(upload.fault()),
         _ => None,
     };
     let body = outbound.take().unwrap_or(OutBody::Whole(Bytes::new()));
-    let reply = match worker.upstream.send(method, uri, head, body).await {
+    let (head, reply) = match worker.upstream.send(&target, method.clone(), head, body).await {
         Ok(reply) => reply,
         Err(fault) => {
             let clients = upload.and_then(|upload| upload.get());
             return Err(clients.map_or_else(|| failed(fault), |fault| Unserved::Client(fault.into())));
         }
     };
-    let status = reply.status().as_u16();
+    let status = head.status;
     if LegFailure::is_retried_status(status) {
-        let kept = Kept::read(reply).await;
+        let kept = Kept::read(head, reply).await;
         return Err(Unserved::Failed(kept.failure(), Some(Box::new(kept))));
     }
     handle.head_arrived(status);
-    let (parts, upstream) = reply.into_parts();
-    let mut leg = Leg::new(upstream, Reader::of(route, status, &parts.headers));
+    let mut leg = Leg::new(reply, Reader::of(route, &head));
     begin(&mut leg, handle, status).await.map_err(failed)?;
-    Ok(Begun { parts, leg })
+    Ok(Begun { head, leg })
 }
 
 /// Waits for the first byte that says something. Until then the client has nothing, and another endpoint

@@ -1,17 +1,14 @@
 //! One try at one endpoint, as far as its reply's bytes go.
 
 use std::collections::VecDeque;
-use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http_body::Body;
-use hyper::body::Incoming;
 use routing::request::Route;
 use routing::retry::LegFault;
 
 use crate::stream::{Dialect, Ending, Scanner, Tail, Usage};
-use crate::upstream::body_fault;
+use crate::upstream::{Head, ReplyBody};
 
 /// How a reply's bytes are read along.
 #[derive(Debug)]
@@ -26,13 +23,12 @@ pub(crate) enum Reader {
 
 impl Reader {
     /// The reader for a reply with these headers on this route.
-    pub(crate) fn of(route: Route, status: u16, headers: &http::HeaderMap) -> Self {
-        let kind = headers.get(http::header::CONTENT_TYPE).map_or(&b""[..], http::HeaderValue::as_bytes);
+    pub(crate) fn of(route: Route, head: &Head) -> Self {
+        let kind = head.get("content-type").unwrap_or_default();
         let is = |name: &[u8]| kind.get(..name.len()).is_some_and(|start| start.eq_ignore_ascii_case(name));
-        let plain = headers
-            .get(http::header::CONTENT_ENCODING)
-            .is_none_or(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"identity"));
-        if !plain || !(200..300).contains(&status) {
+        let plain =
+            head.get("content-encoding").is_none_or(|encoding| encoding.eq_ignore_ascii_case(b"identity"));
+        if !plain || !(200..300).contains(&head.status) {
             return Self::Blind;
         }
         match route {
@@ -69,7 +65,7 @@ impl Reader {
 #[derive(Debug)]
 pub(crate) struct Leg {
     /// `None` once it was hung up on.
-    upstream: Option<Incoming>,
+    upstream: Option<ReplyBody>,
     reader: Reader,
     ready: VecDeque<Bytes>,
     over: bool,
@@ -90,7 +86,7 @@ pub(crate) enum More {
 }
 
 impl Leg {
-    pub(crate) fn new(upstream: Incoming, reader: Reader) -> Self {
+    pub(crate) fn new(upstream: ReplyBody, reader: Reader) -> Self {
         Self { upstream: Some(upstream), reader, ready: VecDeque::new(), over: false }
     }
 
@@ -121,7 +117,7 @@ impl Leg {
 
     /// Whether nothing more will come from the engine.
     pub(crate) fn is_over(&self) -> bool {
-        self.over || self.upstream.as_ref().is_none_or(Body::is_end_stream)
+        self.over || self.upstream.as_ref().is_none_or(ReplyBody::is_over)
     }
 
     /// Everything that is ready, in one piece, if it is the whole reply.
@@ -137,11 +133,11 @@ impl Leg {
         let Some(upstream) = self.upstream.as_mut().filter(|_| !self.over) else {
             return Poll::Ready(More::Whole);
         };
-        Poll::Ready(match ready!(Pin::new(upstream).poll_frame(context)) {
-            Some(Ok(frame)) => frame.into_data().map_or(More::Bytes { events: 0 }, |data| self.take(data)),
-            Some(Err(error)) => {
+        Poll::Ready(match ready!(upstream.poll_data(context)) {
+            Some(Ok(data)) => self.take(data),
+            Some(Err(fault)) => {
                 self.over = true;
-                More::Failed(body_fault(&error))
+                More::Failed(fault)
             }
             None => self.end(),
         })

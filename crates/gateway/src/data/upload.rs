@@ -43,6 +43,14 @@ impl Upload {
         Rc::clone(&self.fault)
     }
 
+    /// How long the client has said that it is.
+    pub(crate) const fn announced(&self) -> Option<u64> {
+        match &self.body {
+            OutBody::Streamed { length, .. } => *length,
+            OutBody::Whole(_) => None,
+        }
+    }
+
     /// The body as the engine gets it.
     pub(crate) fn into_body(self) -> OutBody {
         self.body

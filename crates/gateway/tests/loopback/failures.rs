@@ -71,11 +71,15 @@ async fn a_dead_endpoint_costs_no_request() {
 
 /// What comes after the first byte is kept, an error event follows, and nothing looks complete.
 async fn check_broken(rest: Vec<Step>, kept: &str) {
-    let mut script = vec![Step::stream_head(), Step::chunk(EVENT)];
+    let mut script = vec![Step::stream_head(), Step::chunk(EVENT), Step::Await];
     script.extend(rest);
     let fake = Fake::start(script).await;
     let rig = Rig::start(std::slice::from_ref(&fake.url));
-    let reply = post(rig.address(), "/v1/chat/completions", chat(true)).await;
+    let mut connection = Connection::open(rig.address()).await;
+    connection.send(request("/v1/chat/completions", "", chat(true))).await;
+    connection.read_until("content\"").await;
+    fake.go_on();
+    let reply = connection.reply().await;
     assert_eq!(reply.status, 200);
     let text = reply.text();
     let error = text.strip_prefix(kept).unwrap_or_else(|| panic!("kept {kept:?}, got {text:?}"));
@@ -256,4 +260,39 @@ async fn a_client_that_does_not_read_is_not_an_engine_that_is_silent() {
     assert!(reply.complete && reply.text().ends_with(DONE));
     rig.at_rest().await;
     assert_eq!(rig.phases(), ["finished"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kept_connection_that_the_engine_has_closed_costs_no_request() {
+    let once = vec![Step::reply(200, "application/json", "{}"), Step::Await];
+    let fake = Fake::start(once).await;
+    let rig = Rig::start(std::slice::from_ref(&fake.url));
+    for round in 1..=20 {
+        let reply = post(rig.address(), "/v1/chat/completions", chat(false)).await;
+        assert_eq!(reply.status, 200, "round {round}");
+        // The engine closes what the gateway has kept, sooner or later than the next request.
+        fake.go_on();
+    }
+    rig.at_rest().await;
+    assert_eq!(rig.phases(), ["finished"; 20]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_answers_before_it_has_read_the_whole_body_is_heard() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let rig = Rig::start(&[format!("http://{}", listener.local_addr().unwrap())]);
+    tokio::spawn(async move {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut head = vec![0; 1024];
+        let _ = stream.read(&mut head).await.unwrap();
+        let reply = b"HTTP/1.1 401 No\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno";
+        stream.write_all(reply).await.unwrap();
+        // Held open until the gateway is done with it.
+        let mut rest = vec![0; 1 << 20];
+        while matches!(stream.read(&mut rest).await, Ok(1..)) {}
+    });
+    let body = format!(r#"{{"prompt":"{}"}}"#, "x".repeat(16 << 20));
+    let reply = post(rig.address(), "/v1/completions", body).await;
+    assert_eq!((reply.status, reply.text()), (401, "no"));
 }
