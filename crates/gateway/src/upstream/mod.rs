@@ -3,7 +3,7 @@
 //! A client of our own, because here is where a proxy's time goes. A general client runs each connection as a
 //! task of its own and hands over every part of a body through a channel: two switches per chunk. This one is
 //! polled by whoever wants the bytes, and what has arrived in many chunks goes on in one piece. Parsing heads
-//! is left to `httparse`. docs/adr/0005-own-upstream-client.md has the figures.
+//! is left to `httparse`. docs/adr/0008-own-upstream-client.md says more.
 
 mod connection;
 mod framing;
