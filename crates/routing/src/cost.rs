@@ -63,8 +63,11 @@ pub fn weigh(
             let load = &candidate.load;
             let queued_ms_per_token = f64::from(load.speed.prefill_us_per_token) / 1_000.0;
             let unexplained = load.glance.waiting_unexplained * settings.waiting_request_tokens;
-            let queued_ms = (load.prefill_tokens as f64 + unexplained) * queued_ms_per_token;
-            let wait_ms = queued_ms - load.head_ms.min(queued_ms / 2.0);
+            let charged_ms = load.prefill_tokens as f64 * queued_ms_per_token;
+            // The engine is at the first of the charged prompts for a while; how large that one is, is not
+            // known, so at most half of them count as done.
+            let done_ms = load.head_ms.min(charged_ms / 2.0);
+            let wait_ms = charged_ms - done_ms + unexplained * queued_ms_per_token;
             let warm_tokens = tokens_of(request, prompt_tokens, candidate.warm_blocks);
             let depth = candidate.warm_blocks.max(common_blocks);
             let forgiven_tokens = tokens_of(request, prompt_tokens, depth).saturating_sub(warm_tokens);

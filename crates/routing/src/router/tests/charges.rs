@@ -26,7 +26,7 @@ fn sixty_four_threads_that_choose_at_once_spread_within_one() {
             .map(|seed| {
                 let (router, shape, barrier) = (&router, &shape, &barrier);
                 scope.spawn(move || {
-                    let mut rng = Rng::seed_from_u64(seed);
+                    let mut rng = crate::Rng::seed_from_u64(seed);
                     barrier.wait();
                     let choose = |_| router.choose(shape, &[], at(1), &mut rng).unwrap();
                     (0..5).map(choose).collect::<Vec<_>>()

@@ -106,9 +106,10 @@ fn an_endpoint_not_heard_of_is_taken_only_when_no_better_is_left() {
     }
     let last = router.choose(&prompt, &[id(0), id(1)], at(1), &mut rng()).unwrap();
     assert_eq!(last.endpoint.id, id(2));
-    router.report(id(2), Signal::ProbeOk, at(2));
-    let _held: Vec<_> = (0..3).map(|_| choose(&router, &prompt, at(2))).collect();
-    assert_eq!(router.view().get(id(2)).unwrap().running(at(2)), 2);
+    let candidates = |now| router.explain(&prompt, now, &mut rng()).unwrap().candidates.len();
+    assert_eq!(candidates(at(2)), 2);
+    router.report(id(2), Signal::ProbeOk, at(3));
+    assert_eq!(candidates(at(3)), 3);
 }
 
 #[test]

@@ -43,7 +43,7 @@ fn of_two_changes_the_later_holds_whatever_the_order_of_hearing() {
         for fact in order {
             router.apply_admin(fact.clone(), at(1));
         }
-        assert_eq!(router.admin_facts(), [remove.clone()]);
+        assert_eq!(router.admin_facts(), std::slice::from_ref(&remove));
         assert!(ids(&router).is_empty());
         // What this replica says next is later than all it has heard.
         let (own, _) = router.administer(id(0), AdminOperation::Add(spec(0)), at(2));

@@ -95,7 +95,7 @@ proptest! {
         let origins = [ReplicaId::new("b"), ReplicaId::new("c")];
         let mut state = [[(0_u32, 0_u32); 4]; 2];
         let mut delayed = Vec::new();
-        let mut tell = |from: usize, version: u64, whole: bool, rows: Vec<LoadRow>| {
+        let tell = |from: usize, version: u64, whole: bool, rows: Vec<LoadRow>| {
             if whole {
                 router.merge_pulse(&origins[from], &pulse(1, version, rows), at(1));
             } else {
@@ -132,9 +132,8 @@ proptest! {
             let rows = (0..4).map(|number| row(number, rows[number].0, rows[number].1));
             tell(from, last, true, rows.filter(|row| row.running + row.prefill_tokens > 0).collect());
         }
-        for number in 0..4 {
-            let sum = |part: fn(&(u32, u32)) -> u32| part(&state[0][number]) + part(&state[1][number]);
-            prop_assert_eq!(carried(&router, number), (sum(|row| row.0), u64::from(sum(|row| row.1))));
+        for (number, (b, c)) in state[0].iter().zip(&state[1]).enumerate() {
+            prop_assert_eq!(carried(&router, number), (b.0 + c.0, u64::from(b.1 + c.1)));
         }
     }
 }
@@ -266,10 +265,10 @@ fn a_moved_session_is_told_and_found_by_others() {
     let (a, b) = (router_named("a", 4, Settings::default()), router_named("b", 4, Settings::default()));
     let body = json!({"model": "m", "prompt": "hi"});
     let shape = shape_with(&a, &body, &[("x-session-id", "s-1")]);
-    let chosen = choose(&a, &shape, at(1));
+    let chosen = choose(&a, &shape, at(1)).endpoint.id;
     exchange(&a, &[&b], at(1));
     let home = b.session(shape.session.unwrap()).home().unwrap().endpoint;
-    assert_eq!(home, chosen.endpoint.id);
+    assert_eq!(home, chosen);
     // Nothing of so short a prompt is warm anywhere; the pin alone settles it.
     let decision = b.explain(&shape, at(2), &mut rng()).unwrap();
     assert_eq!((decision.chosen, decision.reason), (home, crate::Reason::TieSession));
