@@ -71,7 +71,7 @@ fn behind_a_common_prompt(common_bytes: usize, decider: Decider, seed: u64) -> S
             turns: 1,
             output_tokens: 32,
             clients: 16,
-            chats: 400,
+            chats: 600,
             think_us: 0,
             chat: true,
         },
@@ -128,7 +128,7 @@ fn a_long_common_prompt_neither_draws_all_to_one_engine_nor_parts_tenants_from_t
     for (common_tokens, common_bytes) in [(2_000, 8_000), (8_000, 32_000)] {
         let name = format!("{common_tokens} common tokens");
         let run = |decider: Decider, who: &str| {
-            mean(&format!("{name}, {who}"), 1..2, |seed| {
+            mean(&format!("{name}, {who}"), 1..3, |seed| {
                 behind_a_common_prompt(common_bytes, decider.clone(), seed)
             })
         };
