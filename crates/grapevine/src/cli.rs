@@ -32,6 +32,8 @@ pub enum Ask {
 /// Flags that may be wrong at once; past this many the first ones are enough.
 const UNKNOWN_FLAGS_MAX: usize = 32;
 
+/// The arguments of a derived command bring their type's documentation as its description, so each command's own
+/// comes after them.
 fn command() -> Command {
     Command::new("grapevine")
         .about(
@@ -40,10 +42,10 @@ fn command() -> Command {
         .version(env!("CARGO_PKG_VERSION"))
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommand(demo::Options::augment_args(
-            Command::new("demo")
+        .subcommand(
+            demo::Options::augment_args(Command::new("demo"))
                 .about("Runs three replicas over four simulated engines, with load, on this machine"),
-        ))
+        )
         .subcommand(with_keys(Command::new("serve").about("Runs one replica")))
         .subcommand(with_keys(
             Command::new("check").about("Reads a configuration and names every fault in it").arg(
@@ -53,15 +55,18 @@ fn command() -> Command {
                     .help("print the configuration reference (Markdown)"),
             ),
         ))
-        .subcommand(engine::Options::augment_args(
-            Command::new("engine").about("Runs a simulated engine (a vLLM look-alike)"),
-        ))
-        .subcommand(load::Options::augment_args(
-            Command::new("load").about("Sends generated chats or a trace to an OpenAI endpoint and measures"),
-        ))
-        .subcommand(explain::Options::augment_args(
-            Command::new("explain").about("Shows what a replica would decide for a body, without sending it"),
-        ))
+        .subcommand(
+            engine::Options::augment_args(Command::new("engine"))
+                .about("Runs a simulated engine (a vLLM look-alike)"),
+        )
+        .subcommand(
+            load::Options::augment_args(Command::new("load"))
+                .about("Sends generated chats or a trace to an OpenAI endpoint and measures"),
+        )
+        .subcommand(
+            explain::Options::augment_args(Command::new("explain"))
+                .about("Shows what a replica would decide for a body, without sending it"),
+        )
 }
 
 fn with_keys(command: Command) -> Command {
