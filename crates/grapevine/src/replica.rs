@@ -75,7 +75,7 @@ impl Replica {
             Metrics::new()?,
             Arc::clone(actors.cluster()),
             actors.sessions().clone(),
-            gauges(&gossip, &actors),
+            gauges(&gossip, &actors, &router),
         );
         let serving = gateway::start(Arc::new(state), Listeners { public, admin, workers: config.workers })?;
         tokio::spawn(announce(Arc::clone(actors.cluster()), Arc::clone(&router)));
@@ -245,8 +245,8 @@ fn gateway_settings(config: &Config) -> GatewaySettings {
     }
 }
 
-fn gauges(gossip: &Arc<Gossip>, actors: &Arc<Actors>) -> gateway::Gauges {
-    let (gossip, actors) = (Arc::clone(gossip), Arc::clone(actors));
+fn gauges(gossip: &Arc<Gossip>, actors: &Arc<Actors>, router: &Arc<Router>) -> gateway::Gauges {
+    let (gossip, actors, router) = (Arc::clone(gossip), Arc::clone(actors), Arc::clone(router));
     Arc::new(move || {
         let stats = gossip.stats();
         let kinds = [ActorKind::Endpoint, ActorKind::Session, ActorKind::Gossip];
@@ -256,7 +256,7 @@ fn gauges(gossip: &Arc<Gossip>, actors: &Arc<Actors>) -> gateway::Gauges {
             bytes_sent: stats.bytes().0,
             overloads: kinds.map(|kind| (kind.as_str(), actors.counts().overloaded(kind))).to_vec(),
             recreated: kinds.map(|kind| (kind.as_str(), actors.counts().recreated(kind))).to_vec(),
-            ..GossipGauges::default()
+            disagreement_ratio: router.stats().disagreement_ratio(),
         }
     })
 }

@@ -129,6 +129,39 @@ pub enum LedgerRecord {
     },
     /// A change to the endpoint list made by an operator at some replica.
     Admin(AdminFact),
+    /// One choice of many, for others to say what they would have chosen.
+    Sample(Box<DecisionSample>),
+}
+
+/// A request as far as choosing depends on it, and where it was sent. It carries hashes and sizes, no text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DecisionSample {
+    /// Where it was sent.
+    pub chosen: EndpointId,
+    /// Prompt tokens that it was charged with there.
+    pub uncached_tokens: u32,
+    /// The model it names.
+    pub model: Option<String>,
+    /// Its prompt's full blocks.
+    pub blocks: Vec<BlockHash>,
+    /// Bytes per block.
+    pub block_bytes: u32,
+    /// Bytes of its prompt.
+    pub prompt_bytes: u64,
+    /// Its prompt in tokens.
+    pub prompt_tokens: u32,
+    /// Output tokens expected.
+    pub output_tokens: u32,
+    /// What settles ties of a prompt that is warm nowhere.
+    pub rendezvous: u64,
+    /// The hash of the whole prompt.
+    pub tail: u64,
+    /// The hash of its conversation.
+    pub conversation: Option<u64>,
+    /// The hash of its beginning, if a ring wants it.
+    pub beginning: Option<u64>,
+    /// Its explicit session.
+    pub session: Option<SessionKey>,
 }
 
 /// An operator's change, kept by all replicas and surviving its origin. Of two for one endpoint the one

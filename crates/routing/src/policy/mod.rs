@@ -32,6 +32,16 @@ names! {
     }
 }
 
+impl PolicyName {
+    /// Whether replicas that see the same are to choose the same: not where lots or turns decide.
+    pub const fn is_agreed(self) -> bool {
+        match self {
+            Self::Cost | Self::PrefixLongest | Self::PrefixRing | Self::CacheAware => true,
+            Self::Session | Self::RoundRobin | Self::Random | Self::LeastLoad | Self::PowerOfTwo => false,
+        }
+    }
+}
+
 /// The numbers of all policies, `[policy.NAME]`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]

@@ -7,6 +7,7 @@ use super::prompt;
 use super::refusal::BadRequest;
 use super::rules::ShapeRules;
 use super::text::Text;
+use crate::facts::DecisionSample;
 use crate::{BlockHash, SessionKey};
 
 /// Which of an engine's faces a request is for.
@@ -193,6 +194,38 @@ impl RequestShape {
             slo: told.slo,
             obstacles,
             ignored_headers: told.ignored,
+        }
+    }
+
+    /// The request that another replica tells a sample of.
+    pub(crate) fn of_sample(sample: &DecisionSample) -> Self {
+        let unit = if sample.prompt_bytes == 0 { PromptUnit::None } else { PromptUnit::Tokens };
+        Self {
+            route: Route::Completions,
+            model: sample.model.clone(),
+            blocks: sample.blocks.clone(),
+            block_bytes: sample.block_bytes,
+            prompt_bytes: sample.prompt_bytes,
+            // The teller's count of tokens is taken as it is.
+            unit,
+            media: 0,
+            prompt_tokens: sample.prompt_tokens,
+            rendezvous: sample.rendezvous,
+            conversation: sample.conversation,
+            beginning: sample.beginning,
+            tail: sample.tail,
+            session: sample.session,
+            previous_response: None,
+            stream: true,
+            include_usage: false,
+            output_tokens: sample.output_tokens,
+            output_tokens_max: None,
+            samples: 1,
+            prompts: 1,
+            priority: Priority::Normal,
+            slo: Slo::of(Priority::Normal),
+            obstacles: ResumeObstacles::default(),
+            ignored_headers: 0,
         }
     }
 

@@ -42,13 +42,28 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
+/// What is to be decided.
+pub(super) struct Asked<'a> {
+    pub(super) shape: &'a RequestShape,
+    /// Endpoints that have failed it already.
+    pub(super) tried: &'a [EndpointId],
+    /// Where the request itself is charged already, and with how many prompt tokens.
+    pub(super) charged: Option<(EndpointId, u32)>,
+}
+
 /// What a decision came to, before anything is charged.
-struct Decided {
+pub(super) struct Decided {
     decision: Decision,
     endpoint: Arc<Endpoint>,
     seen: PackedCharge,
     footing: Footing,
     cost: Cost,
+}
+
+impl Decided {
+    pub(super) fn chosen(&self) -> EndpointId {
+        self.endpoint.id
+    }
 }
 
 impl Router {
@@ -68,7 +83,7 @@ impl Router {
     ) -> Result<Chosen, Refusal> {
         let mut attempts = 0;
         loop {
-            let decided = self.decide(shape, tried, now, rng)?;
+            let decided = self.decide(&Asked { shape, tried, charged: None }, now, rng)?;
             let size = charge_size(&decided, shape, now);
             attempts += 1;
             let reservation = if attempts < ATTEMPTS_MAX {
@@ -82,6 +97,7 @@ impl Router {
                 continue;
             };
             let Decided { decision, endpoint, mut footing, .. } = decided;
+            self.sample(shape, &footing);
             self.note_placement(shape, &endpoint, &mut footing, now);
             self.news.ring();
             return Ok(Chosen { decision, endpoint, reservation, footing });
@@ -93,27 +109,21 @@ impl Router {
     /// # Errors
     /// Why no endpoint can be chosen.
     pub fn explain(&self, shape: &RequestShape, now: Moment, rng: &mut Rng) -> Result<Decision, Refusal> {
-        self.decide(shape, &[], now, rng).map(|decided| decided.decision)
+        self.decide(&Asked { shape, tried: &[], charged: None }, now, rng).map(|decided| decided.decision)
     }
 
-    fn decide(
-        &self,
-        shape: &RequestShape,
-        tried: &[EndpointId],
-        now: Moment,
-        rng: &mut Rng,
-    ) -> Result<Decided, Refusal> {
-        SCRATCH.with_borrow_mut(|scratch| self.decide_with(scratch, shape, tried, now, rng))
+    pub(super) fn decide(&self, asked: &Asked<'_>, now: Moment, rng: &mut Rng) -> Result<Decided, Refusal> {
+        SCRATCH.with_borrow_mut(|scratch| self.decide_with(scratch, asked, now, rng))
     }
 
     fn decide_with(
         &self,
         scratch: &mut Scratch,
-        shape: &RequestShape,
-        tried: &[EndpointId],
+        asked: &Asked<'_>,
         now: Moment,
         rng: &mut Rng,
     ) -> Result<Decided, Refusal> {
+        let Asked { shape, tried, charged } = *asked;
         let view = self.view.load();
         let active = self.active.load();
         let plan = &active.plan;
@@ -129,6 +139,11 @@ impl Router {
             candidate.warm_blocks = self.still_warm(candidate, shape);
             if let Some(tokens) = self.asked_on(candidate, shape, now) {
                 candidate.load.without_one(tokens, shape.output_tokens);
+            }
+            if let Some((endpoint, tokens)) = charged
+                && endpoint == candidate.endpoint.id
+            {
+                candidate.load.without_one(tokens, 0);
             }
         }
         let conversation = shape.conversation.map(BlockHash::from_raw);

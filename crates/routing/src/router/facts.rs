@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use super::{EndpointChanges, Router};
 use crate::endpoint::{OBSERVED_STALE, Signal, Standing};
 use crate::facts::{LoadPush, LoadRow, ObservedRow, Pulse, SpeedRow};
+use crate::liveness::REPLICAS_MAX;
 use crate::view::View;
 use crate::{EndpointId, Moment, ReplicaId};
 
@@ -20,9 +21,35 @@ pub struct Merged {
     pub ignored: usize,
 }
 
-/// What was last heard of each other replica.
+impl Merged {
+    /// Adds what other facts did.
+    pub(super) fn extend(&mut self, other: Self) {
+        self.changes.extend(other.changes);
+        self.restarted.extend(other.restarted);
+        self.ignored += other.ignored;
+    }
+}
+
+/// What was last heard of each other replica, of at most [`REPLICAS_MAX`].
 #[derive(Debug, Default)]
 pub(super) struct Origins(BTreeMap<ReplicaId, Origin>);
+
+impl Origins {
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// What was heard of `from`. When there is no room for one more, one that carries nothing makes room;
+    /// `None` if all do.
+    fn of(&mut self, from: &ReplicaId) -> Option<&mut Origin> {
+        if !self.0.contains_key(from) && self.0.len() >= REPLICAS_MAX {
+            let idle = self.0.iter().find(|(_, origin)| origin.rows.is_empty())?.0.clone();
+            self.0.remove(&idle);
+        }
+        Some(self.0.entry(from.clone()).or_default())
+    }
+}
 
 #[derive(Debug, Default)]
 struct Origin {
@@ -142,7 +169,10 @@ impl Router {
         }
         let view = self.view();
         let mut origins = self.origins.lock();
-        let origin = origins.0.entry(from.clone()).or_default();
+        let Some(origin) = origins.of(from) else {
+            merged.ignored = 1;
+            return merged;
+        };
         if (pulse.epoch, pulse.version) < (origin.epoch, origin.version) {
             merged.ignored = 1;
             return merged;
@@ -188,7 +218,10 @@ impl Router {
         }
         let view = self.view();
         let mut origins = self.origins.lock();
-        let origin = origins.0.entry(from.clone()).or_default();
+        let Some(origin) = origins.of(from) else {
+            merged.ignored = 1;
+            return merged;
+        };
         if push.epoch < origin.epoch {
             merged.ignored = push.rows.len();
             return merged;

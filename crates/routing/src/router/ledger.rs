@@ -17,19 +17,28 @@ impl Router {
 
     /// Takes in records that another replica told as they came up.
     pub fn merge_ledger(&self, records: &[LedgerRecord], now: Moment) -> Merged {
-        let view = self.view();
+        let mut merged = Merged::default();
         let tokens_per_block = self.tokens_per_block();
+        // In order: a sample is told before its placement and compared without it.
         for record in records {
-            if let LedgerRecord::Place { endpoint, blocks } = record {
-                self.shares.note_branches(blocks);
-                if let (Some(endpoint), Some(end)) = (view.get(*endpoint), blocks.last()) {
-                    // With what did not fill a block.
-                    let tokens = blocks.len() as f64 * tokens_per_block;
-                    self.heard.note(*end, endpoint.slot, tokens as u32, now);
+            match record {
+                LedgerRecord::Sample(sample) => {
+                    self.compare(sample, now);
+                    continue;
                 }
+                LedgerRecord::Place { endpoint, blocks } => {
+                    self.shares.note_branches(blocks);
+                    if let (Some(endpoint), Some(end)) = (self.view.load().get(*endpoint), blocks.last()) {
+                        // With what did not fill a block.
+                        let tokens = blocks.len() as f64 * tokens_per_block;
+                        self.heard.note(*end, endpoint.slot, tokens as u32, now);
+                    }
+                }
+                _ => {}
             }
+            merged.extend(self.merge_snapshot(std::slice::from_ref(record), now));
         }
-        self.merge_snapshot(records, now)
+        merged
     }
 
     /// Takes in a page of another replica's snapshot. Unlike news, its placements are sets of blocks, not
@@ -45,6 +54,7 @@ impl Router {
                     view = self.view();
                     continue;
                 }
+                LedgerRecord::Sample(_) => continue,
                 LedgerRecord::Place { endpoint, .. }
                 | LedgerRecord::Withdraw { endpoint, .. }
                 | LedgerRecord::Clear { endpoint, .. }
@@ -68,7 +78,7 @@ impl Router {
                     merged.restarted.push(endpoint.id);
                 }
                 LedgerRecord::Pin { key, .. } => self.sessions.pin(*key, endpoint.id, now),
-                LedgerRecord::Admin(_) => {}
+                LedgerRecord::Admin(_) | LedgerRecord::Sample(_) => {}
             }
         }
         merged

@@ -3,6 +3,7 @@
 //! All methods take `&self`; what many threads share is in atomics, in values that are replaced whole, or
 //! behind short locks. Time and randomness come in as arguments.
 
+mod agreement;
 mod choosing;
 mod endpoints;
 mod facts;
@@ -78,6 +79,9 @@ struct Counters {
     ledger_unknown_endpoint: AtomicU64,
     reserve_conflicts: AtomicU64,
     reserve_forced: AtomicU64,
+    chosen: AtomicU64,
+    compared: AtomicU64,
+    disagreed: AtomicU64,
 }
 
 /// Figures of a router for its metrics.
@@ -95,6 +99,19 @@ pub struct RouterStats {
     pub reserve_conflicts: u64,
     /// Choices charged in spite of that after too many attempts.
     pub reserve_forced: u64,
+    /// Other replicas' choices that this one was asked about.
+    pub decisions_compared: u64,
+    /// Those of them for which it would have chosen another endpoint.
+    pub decisions_disagreed: u64,
+}
+
+impl RouterStats {
+    /// Share of other replicas' choices, 0 to 1, that this one would have made otherwise; `None` while it was
+    /// asked about none.
+    pub fn disagreement_ratio(&self) -> Option<f64> {
+        let compared = (self.decisions_compared > 0).then_some(self.decisions_compared as f64)?;
+        Some(self.decisions_disagreed as f64 / compared)
+    }
 }
 
 impl Router {
@@ -192,6 +209,8 @@ impl Router {
             ledger_unknown_endpoint: count(&self.counters.ledger_unknown_endpoint),
             reserve_conflicts: count(&self.counters.reserve_conflicts),
             reserve_forced: count(&self.counters.reserve_forced),
+            decisions_compared: count(&self.counters.compared),
+            decisions_disagreed: count(&self.counters.disagreed),
         }
     }
 

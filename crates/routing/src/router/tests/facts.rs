@@ -226,7 +226,8 @@ fn records_that_wait_to_be_told_are_bounded_and_those_lost_are_counted() {
     for number in 0..25 {
         drop(choose(&router, &shape(&router, &text(&format!("{number}"), 1_000)), at(1)));
     }
-    assert_eq!(router.stats().ledger_overflow, 15);
+    // 25 placements and one sample of a choice.
+    assert_eq!(router.stats().ledger_overflow, 16);
     assert_eq!(router.take_ledger(4).len(), 4);
     assert_eq!(router.take_ledger(100).len(), 6);
 }
@@ -272,4 +273,51 @@ fn a_moved_session_is_told_and_found_by_others() {
     // Nothing of so short a prompt is warm anywhere; the pin alone settles it.
     let decision = b.explain(&shape, at(2), &mut rng()).unwrap();
     assert_eq!((decision.chosen, decision.reason), (home, crate::Reason::TieSession));
+}
+
+#[test]
+fn some_choices_are_told_and_others_say_whether_they_would_have_made_them() {
+    let (a, b) = (router_named("a", 4, Settings::default()), router_named("b", 4, Settings::default()));
+    assert_eq!(b.stats().disagreement_ratio(), None);
+    for number in 0..640_u64 {
+        drop(choose(&a, &shape(&a, &text(&format!("{}", number % 20), 3_000)), at(number * 20)));
+        exchange(&a, &[&b], at(number * 20 + 5));
+    }
+    assert_eq!(b.stats().decisions_compared, 20);
+    assert_eq!(b.stats().disagreement_ratio(), Some(0.0), "{:?}", b.stats());
+    // A replica that hears nothing of a load that the other avoids would choose otherwise.
+    let busy = router_named("c", 4, Settings::default());
+    let warm = shape(&busy, &text("warm", 8_000));
+    let home = choose(&busy, &warm, at(1)).endpoint.id;
+    let rows = vec![LoadRow { endpoint: home, prefill_tokens: 90_000, ..row(0, 40, 0) }];
+    busy.merge_pulse(&ReplicaId::new("d"), &pulse(1, 1, rows), at(2));
+    let lone = router_named("e", 4, Settings::default());
+    lone.merge_ledger(&busy.take_ledger(usize::MAX), at(2));
+    for _ in 0..64 {
+        drop(choose(&busy, &warm, at(3)));
+    }
+    let samples: Vec<_> = busy
+        .take_ledger(usize::MAX)
+        .into_iter()
+        .filter(|record| matches!(record, LedgerRecord::Sample(_)))
+        .collect();
+    let before = lone.stats();
+    lone.merge_ledger(&samples, at(4));
+    let after = lone.stats();
+    assert_eq!(after.decisions_compared - before.decisions_compared, 2);
+    assert_eq!(after.decisions_disagreed - before.decisions_disagreed, 2);
+}
+
+#[test]
+fn what_is_kept_of_other_replicas_is_bounded_and_the_idle_make_room() {
+    let router = router(1, Settings::default());
+    let name = |number: usize| ReplicaId::new(&format!("replica-{number:05}"));
+    router.merge_pulse(&name(0), &pulse(1, 1, vec![row(0, 3, 0)]), at(1));
+    for number in 1..3_000 {
+        router.merge_pulse(&name(number), &pulse(1, 1, Vec::new()), at(1));
+    }
+    assert_eq!(router.origins.lock().len(), crate::liveness::REPLICAS_MAX);
+    assert_eq!(carried(&router, 0).0, 3, "who carries something is not forgotten");
+    router.merge_pulse(&name(5_000), &pulse(1, 1, vec![row(0, 2, 0)]), at(2));
+    assert_eq!(carried(&router, 0).0, 5);
 }
