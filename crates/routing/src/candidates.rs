@@ -111,7 +111,7 @@ impl<'v> Candidates<'v> {
                 _ => not_ready(None),
             });
         }
-        let ready = ready(&serving, scope);
+        let ready = ready(&serving, scope, now);
         if ready.is_empty() {
             let has_role = |role| serving.iter().any(|endpoint| endpoint.spec.role == role);
             let prefill_only = !has_role(Role::Both) && !has_role(Role::Decode);
@@ -133,7 +133,11 @@ impl<'v> Candidates<'v> {
 
 /// Those of `serving` that are taken: the best standing that is left, and whole engines before decode ones,
 /// which can serve a whole request too (a prefill endpoint can't).
-fn ready<'v>(serving: &[&'v Arc<Endpoint>], scope: &Scope<'_>) -> SmallVec<[&'v Arc<Endpoint>; 8]> {
+fn ready<'v>(
+    serving: &[&'v Arc<Endpoint>],
+    scope: &Scope<'_>,
+    now: Moment,
+) -> SmallVec<[&'v Arc<Endpoint>; 8]> {
     let within = |endpoint: &Endpoint| {
         !scope.tried.contains(&endpoint.id) && scope.only.is_none_or(|only| only == endpoint.id)
     };
@@ -142,7 +146,7 @@ fn ready<'v>(serving: &[&'v Arc<Endpoint>], scope: &Scope<'_>) -> SmallVec<[&'v 
             let ready: SmallVec<[&Arc<Endpoint>; 8]> = serving
                 .iter()
                 .copied()
-                .filter(|each| each.spec.role == role && each.usable() >= least && within(each))
+                .filter(|each| each.spec.role == role && each.usable_at(now) >= least && within(each))
                 .collect();
             if !ready.is_empty() {
                 return ready;

@@ -82,7 +82,12 @@ pub enum Signal {
     ProbeFailed(Cause),
     /// Another replica has ejected it: look sooner.
     EjectedElsewhere,
+    /// It answered that it is full and asked to be left alone for as long (`Retry-After`).
+    Pause(Duration),
 }
+
+/// The longest pause that an endpoint is granted. 60 s: what a mistaken header may cost.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// What a signal changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,6 +157,7 @@ pub struct Breaker {
     on_trial_until: Option<Moment>,
     /// Why it would be ejected if others were left; told once.
     spared: Option<Cause>,
+    paused_until: Moment,
 }
 
 impl Breaker {
@@ -169,6 +175,7 @@ impl Breaker {
             backoff: config.backoff_min,
             on_trial_until: None,
             spared: None,
+            paused_until: now,
             config,
         }
     }
@@ -176,6 +183,11 @@ impl Breaker {
     /// Where the endpoint stands.
     pub const fn standing(&self) -> Standing {
         self.standing
+    }
+
+    /// Until when it asked to be left alone; a moment that has passed if it did not.
+    pub const fn paused_until(&self) -> Moment {
+        self.paused_until
     }
 
     /// Takes other numbers; what has been counted stays.
@@ -193,6 +205,10 @@ impl Breaker {
             Signal::ProbeFailed(cause) => self.probe_failed(cause, may_eject, now),
             Signal::EjectedElsewhere => {
                 self.look_sooner(now);
+                StandingChange::Unchanged
+            }
+            Signal::Pause(span) => {
+                self.paused_until = self.paused_until.max(now.plus(span.min(PAUSE_MAX)));
                 StandingChange::Unchanged
             }
         }

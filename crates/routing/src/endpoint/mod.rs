@@ -9,7 +9,7 @@ mod spec;
 mod standing;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -82,6 +82,8 @@ struct State {
     breaker: Mutex<Breaker>,
     /// `Usable` of the breaker's standing, for readers in a hurry.
     usable: AtomicU8,
+    /// Until when it asked to be left alone, in micros, for the same readers.
+    paused_until: AtomicU64,
     /// The speed that decisions use, the same on every replica once they have heard each other: the bits of
     /// its figures.
     speed: [AtomicU32; 3],
@@ -115,6 +117,7 @@ impl Endpoint {
                 head: Mutex::default(),
                 breaker: Mutex::new(Breaker::new(breaker, now)),
                 usable: AtomicU8::new(0),
+                paused_until: AtomicU64::new(0),
                 speed: Default::default(),
                 learned: Mutex::new(LearnedSpeed::new(speed)),
                 served: ArcSwap::from_pointee(served),
@@ -243,6 +246,13 @@ impl Endpoint {
         }
     }
 
+    /// The same at one moment: while it wants to be left alone, only when nobody else is left.
+    pub fn usable_at(&self, now: Moment) -> Usable {
+        let paused = now.micros() < self.state.paused_until.load(Ordering::Acquire);
+        let usable = self.usable();
+        if paused { usable.min(Usable::IfNobodyElse) } else { usable }
+    }
+
     /// Runs `step` on its breaker and publishes where it stands after that.
     pub(crate) fn with_breaker<T>(&self, step: impl FnOnce(&mut Breaker) -> T) -> T {
         let mut breaker = self.state.breaker.lock();
@@ -253,6 +263,7 @@ impl Endpoint {
             Usable::Yes => 2,
         };
         self.state.usable.store(usable, Ordering::Release);
+        self.state.paused_until.store(breaker.paused_until().micros(), Ordering::Release);
         result
     }
 

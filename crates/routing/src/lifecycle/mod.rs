@@ -308,6 +308,9 @@ impl Lifecycle {
         if let WhoseFault::Endpoint(cause) = failure.whose_fault() {
             effects.push(Effect::Report { endpoint, signal: Signal::Failure(cause) });
         }
+        if let Some(pause) = failure.retry_after {
+            effects.push(Effect::Report { endpoint, signal: Signal::Pause(pause) });
+        }
         if begun {
             self.failed.push(FailedTry { endpoint, failure, next: Err(NoRetry::NotRetryable) });
             effects.extend(self.break_off(EndCause::Failure(failure), now));

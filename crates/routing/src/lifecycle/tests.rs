@@ -107,6 +107,13 @@ fn before_the_first_byte_a_failed_leg_is_tried_elsewhere() {
         &[(0, sent(1)), (1, failed(LegFault::Status(429)))],
         &["release 1", "withdraw 1", "retry status-429"],
     );
+    // But it may say for how long it wants to be left alone.
+    let full = LegFailure { fault: LegFault::Status(429), retry_after: Some(Duration::from_secs(7)) };
+    check(
+        Whole,
+        &[(0, sent(1)), (1, Event::LegFailed { failure: full, in_flight: 1 })],
+        &["release 1", "report 1 Pause(7s)", "withdraw 1", "retry status-429"],
+    );
 }
 
 #[test]

@@ -237,3 +237,14 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_pause_that_is_asked_for_is_granted_up_to_a_minute_and_never_shortened() {
+    let mut breaker = ready();
+    assert!(breaker.paused_until() <= at(0));
+    for (seconds, until_ms) in [(7, 8_000), (1, 8_000), (3_600, 61_000)] {
+        breaker.report(Signal::Pause(Duration::from_secs(seconds)), true, at(1_000));
+        assert_eq!(breaker.paused_until(), at(until_ms), "{seconds} s");
+        assert_eq!(breaker.standing(), Standing::Ready);
+    }
+}
