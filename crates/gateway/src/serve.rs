@@ -45,7 +45,7 @@ pub struct Listeners {
     pub workers: usize,
 }
 
-/// A gateway that serves.
+/// A gateway that serves. Dropping it stops it at once.
 #[derive(Debug)]
 pub struct Serving {
     state: Arc<GatewayState>,
@@ -158,5 +158,13 @@ impl Serving {
     pub async fn stop(self) {
         self.public.stop(false).await;
         self.admin.stop(false).await;
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // The order is given by the call itself; only its end is waited for by what it returns.
+        drop(self.public.stop(false));
+        drop(self.admin.stop(false));
     }
 }

@@ -136,6 +136,12 @@ impl Gossip {
         self.nudged.notify_one();
     }
 
+    /// The same for whoever must not keep the gossip alive.
+    pub fn nudger(&self) -> impl Fn() + Send + Sync + 'static {
+        let nudged = Arc::clone(&self.nudged);
+        move || nudged.notify_one()
+    }
+
     /// The other replicas that were heard of in the last two minutes.
     pub fn peers(&self) -> Vec<PeerStatus> {
         self.shared.directory.status(self.shared.clock.now())
