@@ -1,8 +1,8 @@
 //! The metrics of one replica.
 
 use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, Registry,
+    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry,
 };
 
 /// From a token of an idle small model to a long generation, in s.
@@ -31,7 +31,7 @@ pub struct Metrics {
     pub(super) endpoint_up: IntGaugeVec,
     pub(super) gossip_age_seconds: GaugeVec,
     pub(super) gossip_bytes: IntCounter,
-    pub(super) disagreement_ratio: Gauge,
+    pub(super) gossip_rejected: IntCounterVec,
     pub(super) index_bytes: IntGauge,
     pub(super) requests_in_flight: IntGauge,
     pub(super) mailbox_overload: IntCounterVec,
@@ -99,9 +99,10 @@ impl Metrics {
                 &["replica"],
             )?,
             gossip_bytes: made.counter("gossip_bytes_total", "Bytes sent to other replicas.")?,
-            disagreement_ratio: made.float_gauge(
-                "disagreement_ratio",
-                "Share of requests for which another replica would have chosen otherwise, 0 to 1.",
+            gossip_rejected: made.counters(
+                "gossip_rejected_total",
+                "Datagrams and pulls at the gossip ports that were thrown away.",
+                &["cause"],
             )?,
             index_bytes: made.gauge("index_bytes", "Memory of the prefix index.")?,
             requests_in_flight: made.gauge("requests_in_flight", "Requests that have not ended.")?,
@@ -150,10 +151,6 @@ impl Builder<'_> {
 
     fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> Made<IntGaugeVec> {
         self.keep(IntGaugeVec::new(Self::options(name, help), labels)?)
-    }
-
-    fn float_gauge(&self, name: &str, help: &str) -> Made<Gauge> {
-        self.keep(Gauge::with_opts(Self::options(name, help))?)
     }
 
     fn float_gauges(&self, name: &str, help: &str, labels: &[&str]) -> Made<GaugeVec> {

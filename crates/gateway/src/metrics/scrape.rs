@@ -16,8 +16,8 @@ pub struct GossipGauges {
     pub age_seconds: Vec<(String, f64)>,
     /// Bytes sent so far.
     pub bytes_sent: u64,
-    /// Share of requests on which replicas disagree, 0 to 1; `None` while nothing was compared.
-    pub disagreement_ratio: Option<f64>,
+    /// Datagrams and pulls thrown away so far, by cause; causes that never came up are left out.
+    pub rejected: Vec<(&'static str, u64)>,
     /// Messages that found a mailbox full, by kind of actor (lifecycles left out).
     pub overloads: Vec<(&'static str, u64)>,
     /// Actors recreated after a panic, by kind (lifecycles left out).
@@ -66,8 +66,8 @@ impl Metrics {
             self.gossip_age_seconds.with_label_values(&[replica]).set(*age);
         }
         raise(&self.gossip_bytes, gossip.bytes_sent);
-        if let Some(ratio) = gossip.disagreement_ratio {
-            self.disagreement_ratio.set(ratio);
+        for (cause, count) in &gossip.rejected {
+            raise(&self.gossip_rejected.with_label_values(&[cause]), *count);
         }
         for (actor, count) in &gossip.overloads {
             raise(&self.mailbox_overload.with_label_values(&[actor]), *count);
