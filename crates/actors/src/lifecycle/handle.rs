@@ -229,6 +229,13 @@ impl Shared {
         }
     }
 
+    #[cfg(any(test, feature = "panic-injection"))]
+    pub(super) fn inject_panic(&self) {
+        if let Some(address) = self.address.borrow().as_ref() {
+            let _ = address.try_send(super::actor::Panic);
+        }
+    }
+
     /// Gives the charge back (at this endpoint only, if one is named).
     fn release(&self, at: Option<EndpointId>) {
         let mut charge = self.charge.borrow_mut();
@@ -367,9 +374,7 @@ impl LifecycleHandle {
     /// Makes the actor panic, to show that it is recreated.
     #[cfg(any(test, feature = "panic-injection"))]
     pub fn inject_panic(&self) {
-        if let Some(address) = self.shared.address.borrow().as_ref() {
-            let _ = address.try_send(super::actor::Panic);
-        }
+        self.shared.inject_panic();
     }
 
     fn tell(&self, event: Event) {

@@ -97,6 +97,8 @@ pub struct Lifecycles {
     table: Arc<RequestTable>,
     counts: Arc<LifecycleCounts>,
     ending: Arc<AtomicBool>,
+    #[cfg(feature = "panic-injection")]
+    panic_wanted: Arc<AtomicBool>,
 }
 
 impl Lifecycles {
@@ -108,6 +110,8 @@ impl Lifecycles {
             table: Arc::default(),
             counts: Arc::default(),
             ending: Arc::default(),
+            #[cfg(feature = "panic-injection")]
+            panic_wanted: Arc::default(),
         }
     }
 
@@ -125,6 +129,12 @@ impl Lifecycles {
     /// The requests in flight and those that ended lately.
     pub const fn table(&self) -> &Arc<RequestTable> {
         &self.table
+    }
+
+    /// Makes the actor of one request in flight panic, on whichever worker looks next.
+    #[cfg(feature = "panic-injection")]
+    pub fn inject_panic(&self) {
+        self.panic_wanted.store(true, Ordering::Relaxed);
     }
 
     /// What has happened to the actors.
@@ -208,6 +218,8 @@ impl Inner {
     }
 
     fn sweep(&self) {
+        #[cfg(feature = "panic-injection")]
+        self.panic_if_wanted();
         let now = self.port.now();
         let ending = self.all.ending.load(Ordering::Acquire);
         let needs_care = |shared: &&Rc<Shared>| {
@@ -234,6 +246,17 @@ impl Inner {
             } else if let Some(cause) = shared.endpoint_lost() {
                 shared.tell_lost(cause, now);
             }
+        }
+    }
+}
+
+#[cfg(feature = "panic-injection")]
+impl Inner {
+    fn panic_if_wanted(&self) {
+        if let Some(shared) = self.live.borrow().values().next()
+            && self.all.panic_wanted.swap(false, Ordering::Relaxed)
+        {
+            shared.inject_panic();
         }
     }
 }
