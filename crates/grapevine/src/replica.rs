@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use gateway::{
     GatewaySettings, GatewayState, GossipGauges, Listeners, Metrics, Probe, Serving, UpstreamSettings,
 };
-use gossip::{ClusterKey, Gossip, GossipConfig};
+use gossip::{Gossip, GossipConfig};
 use parking_lot::Mutex;
 use routing::Router;
 use routing::lifecycle::Limits;
@@ -57,8 +57,7 @@ impl Replica {
         let gossip = gossip::start(gossip_config(&config).await?, facts, heard).await?;
         let gossip = Arc::new(gossip);
         tokio::spawn(peers::translate(events, to_actors));
-        let news = Arc::clone(&gossip);
-        router.on_news(move || news.nudge());
+        router.on_news(gossip.nudger());
         let surroundings = Surroundings {
             router: Arc::clone(&router),
             clock,
@@ -109,6 +108,11 @@ impl Replica {
     /// The core.
     pub const fn router(&self) -> &Arc<Router> {
         &self.router
+    }
+
+    /// The clock of everything within.
+    pub const fn clock(&self) -> Clock {
+        self.clock
     }
 
     /// The lifecycles of the requests.
@@ -202,15 +206,7 @@ async fn gossip_config(config: &Config) -> anyhow::Result<GossipConfig> {
         let found = found.with_context(|| format!("`advertise`: {advertise} can't be looked up"))?;
         gossip.advertise = found.into_iter().next();
     }
-    for file in &config.cluster_key_files {
-        let shown = file.display();
-        let text = std::fs::read_to_string(file)
-            .with_context(|| format!("`cluster_key_file`: {shown} can't be read"))?;
-        let key = ClusterKey::parse(&text);
-        gossip.keys.push(
-            key.with_context(|| format!("`cluster_key_file`: {shown}: allowed: 32 bytes in hex or base64"))?,
-        );
-    }
+    gossip.keys.clone_from(&config.cluster_keys);
     Ok(gossip)
 }
 
@@ -254,6 +250,7 @@ fn gauges(gossip: &Arc<Gossip>, actors: &Arc<Actors>, router: &Arc<Router>) -> g
         GossipGauges {
             age_seconds: stats.peers.iter().filter(|peer| !peer.goodbye).filter_map(age).collect(),
             bytes_sent: stats.bytes().0,
+            rejected: stats.rejected.iter().map(|(cause, count)| (cause.as_str(), *count)).collect(),
             overloads: kinds.map(|kind| (kind.as_str(), actors.counts().overloaded(kind))).to_vec(),
             recreated: kinds.map(|kind| (kind.as_str(), actors.counts().recreated(kind))).to_vec(),
             disagreement_ratio: router.stats().disagreement_ratio(),

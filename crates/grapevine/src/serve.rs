@@ -21,13 +21,7 @@ pub fn run(sources: &Sources) -> ExitCode {
             return ExitCode::from(FAULTY);
         }
     };
-    if let Err(error) = start_log(&config) {
-        eprintln!(
-            "grapevine: the configuration has 1 fault\n  `log`: value `{}`; allowed: {error}",
-            config.log
-        );
-        return ExitCode::from(FAULTY);
-    }
+    start_log(&config);
     match actix_web::rt::System::new().block_on(serve(config, sources)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -62,12 +56,12 @@ async fn serve(config: Config, sources: &Sources) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn start_log(config: &Config) -> Result<(), tracing_subscriber::filter::ParseError> {
-    let filter = EnvFilter::builder().parse(&config.log)?;
+fn start_log(config: &Config) {
+    // The configuration admits no other filter than one that can be read.
+    let filter = EnvFilter::builder().parse_lossy(&config.log);
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match config.log_format {
         LogFormat::Text => log.with_target(false).init(),
         LogFormat::Json => log.json().flatten_event(true).init(),
     }
-    Ok(())
 }

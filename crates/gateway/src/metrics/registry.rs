@@ -32,6 +32,7 @@ pub struct Metrics {
     pub(super) gossip_age_seconds: GaugeVec,
     pub(super) gossip_bytes: IntCounter,
     pub(super) gossip_rejected: IntCounterVec,
+    pub(super) disagreement_ratio: Gauge,
     pub(super) index_bytes: IntGauge,
     pub(super) requests_in_flight: IntGauge,
     pub(super) mailbox_overload: IntCounterVec,
@@ -103,6 +104,10 @@ impl Metrics {
                 "gossip_rejected_total",
                 "Datagrams and pulls at the gossip ports that were thrown away.",
                 &["cause"],
+            )?,
+            disagreement_ratio: made.float_gauge(
+                "disagreement_ratio",
+                "Share of requests for which another replica would have chosen otherwise, 0 to 1.",
             )?,
             index_bytes: made.gauge("index_bytes", "Memory of the prefix index.")?,
             requests_in_flight: made.gauge("requests_in_flight", "Requests that have not ended.")?,

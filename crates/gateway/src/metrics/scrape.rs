@@ -18,6 +18,8 @@ pub struct GossipGauges {
     pub bytes_sent: u64,
     /// Datagrams and pulls thrown away so far, by cause; causes that never came up are left out.
     pub rejected: Vec<(&'static str, u64)>,
+    /// Share of requests on which replicas disagree, 0 to 1; `None` while nothing was compared.
+    pub disagreement_ratio: Option<f64>,
     /// Messages that found a mailbox full, by kind of actor (lifecycles left out).
     pub overloads: Vec<(&'static str, u64)>,
     /// Actors recreated after a panic, by kind (lifecycles left out).
@@ -68,6 +70,9 @@ impl Metrics {
         raise(&self.gossip_bytes, gossip.bytes_sent);
         for (cause, count) in &gossip.rejected {
             raise(&self.gossip_rejected.with_label_values(&[cause]), *count);
+        }
+        if let Some(ratio) = gossip.disagreement_ratio {
+            self.disagreement_ratio.set(ratio);
         }
         for (actor, count) in &gossip.overloads {
             raise(&self.mailbox_overload.with_label_values(&[actor]), *count);

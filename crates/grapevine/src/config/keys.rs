@@ -5,13 +5,15 @@ use std::net::SocketAddr;
 use routing::affinity::AffinityName;
 use routing::endpoint_filter::FilterName;
 use routing::policy::PolicyName;
+use routing::retry::TRIES_MAX;
+use tracing_subscriber::EnvFilter;
 
 /// What a key's value can be.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
     /// `IP:PORT` to bind; port 0 picks a free one.
     Address,
-    /// `HOST:PORT` to reach.
+    /// `HOST:PORT` to reach, where the port after it belongs to it too.
     HostPort,
     /// A whole number.
     Integer(u64, u64),
@@ -21,8 +23,12 @@ pub enum Kind {
     Choice(&'static [&'static str]),
     /// `true` or `false`; the bare flag means `true`.
     Switch,
-    /// A text of 1 to this many characters.
+    /// A text of 1 to this many bytes.
     Text(usize),
+    /// The name of a header.
+    Header,
+    /// What is logged, as [`tracing_subscriber::EnvFilter`] reads it.
+    LogFilter,
     /// A file that can be read.
     File,
     /// An endpoint, `URL[,key=value]...`; read by [`routing::endpoint::EndpointSpec::parse`].
@@ -40,12 +46,17 @@ impl Kind {
     pub fn allowed(self) -> String {
         match self {
             Self::Address => "IP:PORT, such as 127.0.0.1:8080 or [::]:8080".to_owned(),
-            Self::HostPort => "HOST:PORT".to_owned(),
+            Self::HostPort => "HOST:PORT with a port from 1 to 65534".to_owned(),
             Self::Integer(min, max) => format!("a whole number from {min} to {max}"),
             Self::Number(min, max) => format!("a number from {min} to {max}"),
             Self::Choice(words) => words.join(", "),
             Self::Switch => "true, false".to_owned(),
-            Self::Text(max) => format!("1 to {max} characters"),
+            Self::Text(max) => format!("1 to {max} bytes of text"),
+            Self::Header => "the name of a header".to_owned(),
+            Self::LogFilter => {
+                "LEVEL or TARGET=LEVEL with commas between; levels: off, error, warn, info, debug, trace"
+                    .to_owned()
+            }
             Self::File => "a file that can be read".to_owned(),
             Self::Endpoint => {
                 "URL[,role=R][,model=M][,group=G][,zone=Z][,connector=C][,bootstrap=A][,dp=N]".to_owned()
@@ -67,15 +78,15 @@ impl Kind {
         match self {
             Self::Address => value.parse::<SocketAddr>().is_ok(),
             Self::HostPort => value.rsplit_once(':').is_some_and(|(host, port)| {
-                !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0)
+                !host.is_empty() && port.parse::<u16>().is_ok_and(|port| (1..u16::MAX).contains(&port))
             }),
             Self::Integer(min, max) => value.parse::<u64>().is_ok_and(|n| (min..=max).contains(&n)),
             Self::Number(min, max) => value.parse::<f64>().is_ok_and(|n| (min..=max).contains(&n)),
             Self::Choice(words) => words.contains(&value),
             Self::Switch => matches!(value, "true" | "false"),
-            Self::Text(max) => {
-                (1..=max).contains(&value.chars().count()) && !value.contains(char::is_control)
-            }
+            Self::Text(max) => (1..=max).contains(&value.len()) && !value.contains(char::is_control),
+            Self::Header => value.parse::<hyper::header::HeaderName>().is_ok(),
+            Self::LogFilter => EnvFilter::builder().parse(value).is_ok() && !value.is_empty(),
             Self::File => std::fs::File::open(value).is_ok(),
             Self::Endpoint | Self::Policy | Self::Filter | Self::Affinity => !value.is_empty(),
         }
@@ -131,7 +142,8 @@ const fn live(mut key: Key) -> Key {
 }
 
 use Kind::{
-    Address, Affinity, Choice, Endpoint, File, Filter, HostPort, Integer, Number, Policy, Switch, Text,
+    Address, Affinity, Choice, Endpoint, File, Filter, Header, HostPort, Integer, LogFilter, Number, Policy,
+    Switch, Text,
 };
 
 /// A day in ms: the most that any time limit can be.
@@ -178,7 +190,7 @@ pub const KEYS: &[Key] = &[
     )),
     many(live(key(
         "session_header",
-        Text(64),
+        Header,
         "x-session-id x-user-id",
         "request headers that name a session, the first present counts",
     ))),
@@ -196,7 +208,7 @@ pub const KEYS: &[Key] = &[
     )),
     key("workers", Integer(1, 256), "", "threads that serve requests; default: the number of cores"),
     live(key("explain_headers", Switch, "false", "reply headers x-grapevine-replica, -endpoint, -decision")),
-    key("log", Text(256), "info", "log filter, such as info or grapevine=debug,routing=debug"),
+    key("log", LogFilter, "info", "log filter, such as info or grapevine=debug,routing=debug"),
     key("log_format", Choice(&["text", "json"]), "text", "log lines for people or for machines"),
     live(key(
         "body_bytes_max",
@@ -221,11 +233,11 @@ pub const KEYS: &[Key] = &[
     live(key("total_timeout_whole_ms", Integer(1, DAY_MS), "600000", "limit for a reply in one piece")),
     live(key(
         "tries_max",
-        Integer(1, 10),
+        Integer(1, TRIES_MAX as u64),
         "3",
         "endpoints that one request may be sent to before its first byte",
     )),
-    live(key("index_bytes_max", Integer(1 << 20, 1 << 40), "268435456", "memory of the prefix index")),
+    key("index_bytes_max", Integer(1 << 20, 1 << 40), "268435456", "memory of the prefix index"),
     live(key("session_table_max", Integer(16, 100_000_000), "100000", "sessions remembered")),
     key("session_actors_max", Integer(0, 1_000_000), "10000", "sessions with an actor of their own"),
     key(
@@ -255,7 +267,7 @@ pub const KEYS: &[Key] = &[
         "assumed prompt bytes per token until an engine's usage says better",
     )),
     key("pulse_every_ms", Integer(20, 10_000), "100", "gossip period of load and membership"),
-    key("ledger_every_ms", Integer(20, 60_000), "200", "gossip period of placements"),
+    key("ledger_every_ms", Integer(20, 10_000), "200", "gossip period of placements"),
     key(
         "push_every_ms",
         Integer(1, 1_000),

@@ -14,10 +14,10 @@ mod tests;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use gossip::ClusterKey;
 use routing::ReplicaId;
 use routing::endpoint::EndpointSpec;
 use routing::settings::{Fault, Settings};
@@ -70,8 +70,8 @@ pub struct Config {
     pub replica: ReplicaId,
     /// Which cluster it belongs to.
     pub cluster_id: String,
-    /// Files with the cluster keys, the newest first.
-    pub cluster_key_files: Vec<PathBuf>,
+    /// The cluster keys, the newest first.
+    pub cluster_keys: Vec<ClusterKey>,
     /// The engines.
     pub endpoints: Vec<EndpointSpec>,
     /// The core's settings: policy, filters, limits of its maps, how requests are read.
@@ -133,15 +133,8 @@ impl Config {
             Some(file) => secret("admin_token_file", &file, faults),
             None => None,
         };
-        let cluster_key_files: Vec<PathBuf> =
-            values.all("cluster_key_file").iter().map(PathBuf::from).collect();
-        if cluster_key_files.len() > 2 {
-            faults.push(fault(
-                "cluster_key_file",
-                &format!("{} files", cluster_key_files.len()),
-                "at most two",
-            ));
-        }
+        let cluster_keys = cluster_keys(values, faults);
+        unreachable_gossip(values, &checked, faults);
         let listen: SocketAddr = checked.get("listen")?;
         let replica = values.one("replica_id").unwrap_or_else(|| made_up_name(listen));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -153,7 +146,7 @@ impl Config {
             seeds: values.all("seed"),
             replica: ReplicaId::new(&replica),
             cluster_id: values.one("cluster_id")?,
-            cluster_key_files,
+            cluster_keys,
             endpoints,
             core,
             admin_token,
@@ -229,6 +222,39 @@ fn endpoints(values: &Values, faults: &mut Vec<Fault>) -> Vec<EndpointSpec> {
         }
     }
     specs
+}
+
+/// The most keys at once: one seals, a second is accepted while keys change.
+const CLUSTER_KEYS_MAX: usize = 2;
+
+fn cluster_keys(values: &Values, faults: &mut Vec<Fault>) -> Vec<ClusterKey> {
+    let files = values.all("cluster_key_file");
+    if files.len() > CLUSTER_KEYS_MAX {
+        faults.push(fault("cluster_key_file", &format!("{} files", files.len()), "at most two"));
+    }
+    let mut keys = Vec::new();
+    for file in &files {
+        // A file that can't be read has been reported by its kind.
+        let Ok(text) = std::fs::read_to_string(file) else { continue };
+        match ClusterKey::parse(&text) {
+            Some(key) => keys.push(key),
+            None => faults.push(fault("cluster_key_file", file, "a file with 32 bytes in hex or base64")),
+        }
+    }
+    keys
+}
+
+/// Others must be told of an address that means this machine and no other.
+fn unreachable_gossip(values: &Values, checked: &Checked<'_>, faults: &mut Vec<Fault>) {
+    let advertised = values.one("advertise").map(|text| (text.parse::<SocketAddr>().ok(), text));
+    let (address, shown) = match advertised {
+        Some((address, text)) => (address, text),
+        None => (checked.get::<SocketAddr>("gossip"), values.one("gossip").unwrap_or_default()),
+    };
+    if address.is_some_and(|address| address.ip().is_unspecified()) {
+        let allowed = "an address that other replicas can reach, where `gossip` is every address of the host";
+        faults.push(fault("advertise", &shown, allowed));
+    }
 }
 
 fn secret(key: &'static str, file: &str, faults: &mut Vec<Fault>) -> Option<String> {

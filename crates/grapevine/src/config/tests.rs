@@ -32,7 +32,8 @@ fn other_value(key: &Key) -> String {
         Kind::Number(min, _) => (min + 0.25).to_string(),
         Kind::Choice(words) => (*words.last().unwrap()).to_owned(),
         Kind::Switch => if key.default == "true" { "false" } else { "true" }.to_owned(),
-        Kind::Text(_) => "other".to_owned(),
+        Kind::Text(_) | Kind::Header => "other".to_owned(),
+        Kind::LogFilter => "debug".to_owned(),
         Kind::File => concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml").to_owned(),
         Kind::Endpoint => "http://other:4444,role=decode".to_owned(),
         Kind::Policy => "round-robin".to_owned(),
@@ -107,7 +108,7 @@ fn all_faults_are_reported_at_once_with_key_value_and_what_is_allowed() {
         "queue-percentile",
         "tries_max",
         "99",
-        "1 to 10",
+        "1 to 8",
         "guess",
         "prefix-longest",
         "policy.cost.speed",
@@ -136,6 +137,28 @@ fn broken_files_variables_and_flags_are_named() {
     let unknown_flags = vec!["--colour".to_owned()];
     let shown = read(&Sources { unknown_flags, ..Sources::default() }).unwrap_err().to_string();
     assert!(shown.contains("--colour"), "{shown}");
+}
+
+#[test]
+fn what_only_a_start_would_stumble_over_is_found_before_it() {
+    let not_a_key = file("not a key");
+    let path = not_a_key.path().display().to_string();
+    for (key, value) in [
+        ("cluster_key_file", path.as_str()),
+        ("log", "grapevine=loud"),
+        ("session_header", "not a header"),
+        ("seed", "somewhere:65535"),
+        ("ledger_every_ms", "30000"),
+        ("tries_max", "9"),
+    ] {
+        let faults = from_flags(&[(key, value)]).unwrap_err();
+        assert_eq!(faults.0.iter().map(|fault| fault.key.as_str()).collect::<Vec<_>>(), [key], "{value}");
+    }
+    let long = "é".repeat(40);
+    assert_eq!(from_flags(&[("replica_id", &long)]).unwrap_err().0[0].key, "replica_id");
+    assert_eq!(from_flags(&[("gossip", "0.0.0.0:7946")]).unwrap_err().0[0].key, "advertise");
+    assert_eq!(from_flags(&[("advertise", "[::]:7946")]).unwrap_err().0[0].key, "advertise");
+    assert!(from_flags(&[("gossip", "0.0.0.0:7946"), ("advertise", "replica-1:7946")]).is_ok());
 }
 
 #[test]
