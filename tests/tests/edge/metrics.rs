@@ -113,9 +113,11 @@ async fn live() -> [Page; 3] {
     .await;
     stream(&node, "", "though all are full").await;
 
-    // A retry: whichever is asked first breaks off.
-    one.fail(Fault::Reset, Some(1));
-    two.fail(Fault::Reset, Some(1));
+    // A retry: whichever is asked first says that it can't. (A reset would not do: on a connection that was
+    // kept it may only mean that the connection was old, and is answered by a new one.)
+    let unable = Fault::Status { status: 503, retry_after_s: None };
+    one.fail(unable, Some(1));
+    two.fail(unable, Some(1));
     let _ = node.chat("a retry").await;
     one.clear_faults();
     two.clear_faults();
@@ -193,7 +195,7 @@ async fn every_metric_moves_and_has_the_documented_labels() {
         );
     }
     assert!(during.sum("filter_reverted_total", &["filter=\"kv-pressure\""]) >= 1.0);
-    assert!(during.sum("retries_total", &["reason=\"reset\""]) >= 1.0);
+    assert!(during.sum("retries_total", &["reason=\"status-503\""]) >= 1.0);
     assert!(during.sum("decisions_total", &["policy=\"cost\""]) >= 5.0);
     assert!(during.sum("gossip_rejected_total", &["cause=\"foreign\""]) >= 1.0);
     assert_eq!((before.sum("endpoint_running", &[]), during.sum("endpoint_running", &[])), (0.0, 1.0));

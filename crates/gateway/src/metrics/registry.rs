@@ -1,7 +1,7 @@
 //! The metrics of one replica.
 
 use prometheus::{
-    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
     Registry,
 };
 
@@ -156,6 +156,10 @@ impl Builder<'_> {
 
     fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> Made<IntGaugeVec> {
         self.keep(IntGaugeVec::new(Self::options(name, help), labels)?)
+    }
+
+    fn float_gauge(&self, name: &str, help: &str) -> Made<Gauge> {
+        self.keep(Gauge::with_opts(Self::options(name, help))?)
     }
 
     fn float_gauges(&self, name: &str, help: &str, labels: &[&str]) -> Made<GaugeVec> {
