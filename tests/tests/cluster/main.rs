@@ -1,5 +1,10 @@
 //! What a cluster promises, over real sockets: replicas are processes, engines run in the test.
 
 mod agreement;
+mod bounds;
+mod deaths;
 mod forms;
 mod home;
+mod joining;
+mod load;
+mod policies;
