@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix::prelude::{Actor, Addr, Arbiter};
+use actix::prelude::{Actor, Addr, Arbiter, ArbiterHandle};
 use parking_lot::Mutex;
 use routing::liveness::{Liveness, LivenessConfig};
 use routing::{EndpointId, Router};
@@ -47,6 +47,8 @@ struct Watched {
     counts: Arc<ActorCounts>,
     endpoints: Mutex<HashMap<EndpointId, Addr<EndpointActor>>>,
     gossip: Mutex<Addr<GossipActor>>,
+    /// Where the gossip actor lives.
+    transport: ArbiterHandle,
 }
 
 impl Actors {
@@ -61,9 +63,18 @@ impl Actors {
         let sessions =
             Sessions::new(Arc::clone(&router), clock, settings.clone(), Arc::clone(&counts), &arbiter);
         let shared = Arc::new(endpoint::Shared { router, clock, probe, settings });
-        let gossip = Mutex::new(start_gossip(&shared, &cluster, &arbiter));
-        let watched = Arc::new(Watched { shared, cluster, counts, endpoints: Mutex::default(), gossip });
-        arbiter.spawn(hand_on(Arc::clone(&watched), peers));
+        // Where the transport runs: what peers say is merged without waking another thread for it.
+        let transport = Arbiter::current();
+        let gossip = Mutex::new(start_gossip(&shared, &cluster, &transport));
+        let watched = Arc::new(Watched {
+            shared,
+            cluster,
+            counts,
+            endpoints: Mutex::default(),
+            gossip,
+            transport: transport.clone(),
+        });
+        transport.spawn(hand_on(Arc::clone(&watched), peers));
         arbiter.spawn(watch(Arc::clone(&watched), sessions.clone()));
         Self { watched, sessions, arbiter }
     }
@@ -103,9 +114,13 @@ impl Drop for Actors {
     }
 }
 
-fn start_gossip(shared: &endpoint::Shared, cluster: &Arc<Cluster>, arbiter: &Arbiter) -> Addr<GossipActor> {
+fn start_gossip(
+    shared: &endpoint::Shared,
+    cluster: &Arc<Cluster>,
+    arbiter: &ArbiterHandle,
+) -> Addr<GossipActor> {
     let (router, clock, cluster) = (Arc::clone(&shared.router), shared.clock, Arc::clone(cluster));
-    GossipActor::start_in_arbiter(&arbiter.handle(), move |_| GossipActor { router, clock, cluster })
+    GossipActor::start_in_arbiter(arbiter, move |_| GossipActor { router, clock, cluster })
 }
 
 /// Hands what peers say to the gossip actor; waits while its mailbox is full, so that the bound behind it
@@ -169,8 +184,6 @@ impl Watched {
         }
         error!("the gossip actor is gone; another takes its place");
         self.counts.count_recreated(ActorKind::Gossip);
-        let (router, clock) = (Arc::clone(&self.shared.router), self.shared.clock);
-        let cluster = Arc::clone(&self.cluster);
-        *gossip = GossipActor { router, clock, cluster }.start();
+        *gossip = start_gossip(&self.shared, &self.cluster, &self.transport);
     }
 }
