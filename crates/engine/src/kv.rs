@@ -59,6 +59,7 @@ struct Block {
 }
 
 /// A pool of KV blocks.
+#[derive(Clone)]
 pub struct BlockPool {
     blocks: Vec<Block>,
     cached: HashMap<BlockHash, BlockId, BuildHasherDefault<AsIs>>,

@@ -27,4 +27,5 @@ pub use fault::{Fault, Health, Lies};
 pub use handle::{Engine, EngineError, Stats, serve};
 pub use record::{Recorded, Route};
 pub use scheduler::SchedulerKind;
+pub use server::chat_prompt;
 pub use timing::Profile;

@@ -8,12 +8,14 @@ use super::{Event, Gauges, Job, JobId, Limits, Refused, Totals};
 use crate::kv::{BlockHash, BlockPool};
 use crate::timing::{Moment, Timing};
 
+#[derive(Clone)]
 struct Decoding {
     job: Job,
     generated: u32,
 }
 
 /// See the module.
+#[derive(Clone)]
 pub struct Fifo {
     timing: Timing,
     limits: Limits,

@@ -5,6 +5,7 @@ use crate::kv::BlockPool;
 use crate::timing::Moment;
 
 /// See the module.
+#[derive(Clone)]
 pub struct Instant {
     limits: Limits,
     pool: BlockPool,

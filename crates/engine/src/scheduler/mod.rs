@@ -165,7 +165,8 @@ pub struct Limits {
     pub waiting_max: Option<u32>,
 }
 
-/// A model of how an engine orders its work.
+/// A model of how an engine orders its work. A clone goes its own way from there: it shows what would happen.
+#[derive(Clone)]
 pub enum Scheduler {
     /// Continuous batching with chunked prefill, as in vLLM.
     Step(Step),

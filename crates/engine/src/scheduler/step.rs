@@ -13,6 +13,7 @@ use super::{Event, Gauges, Job, JobId, Limits, Refused, Totals};
 use crate::kv::{BlockHash, BlockId, BlockPool};
 use crate::timing::{Moment, Timing};
 
+#[derive(Clone)]
 struct Sequence {
     job: Job,
     generated: u32,
@@ -68,6 +69,7 @@ impl Sequence {
 }
 
 /// See the module.
+#[derive(Clone)]
 pub struct Step {
     timing: Timing,
     limits: Limits,

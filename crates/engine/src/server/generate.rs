@@ -173,6 +173,11 @@ fn check_parameters(body: &Body<'_>, stream: bool) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// The tokens that an engine computes for this body of a chat request; `None` for one that it would refuse.
+pub fn chat_prompt(body: &[u8]) -> Option<Vec<TokenId>> {
+    chat_tokens(&super::body::parse(body).ok()?).ok()
+}
+
 /// The tokens of a chat request's prompt.
 pub(crate) fn chat_tokens(body: &Body<'_>) -> Result<Vec<TokenId>, ApiError> {
     let messages = body.messages.as_ref().ok_or_else(|| body.missing("messages"))?;

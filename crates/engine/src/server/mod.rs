@@ -34,6 +34,7 @@ use error::ApiError;
 use reply::{Failure, Reply, ReplyBody};
 use script::Api;
 
+pub use generate::chat_prompt;
 pub(crate) use line::{Closing, serve_connections};
 
 /// The longest body that is read; vLLM has no limit, this one keeps a mistake from eating the machine.
