@@ -37,8 +37,9 @@ pub(super) async fn a_connection_that_is_not_made_ends_at_its_limit() {
     let full = Full::new();
     let impatient =
         Node::start_unready(&[("endpoint", full.url.as_str()), ("connect_timeout_ms", "50")]).await;
-    let patient =
-        Node::start_unready(&[("endpoint", full.url.as_str()), ("connect_timeout_ms", "600000")]).await;
+    // Its probes are as patient: an endpoint found dead by them would end the request too.
+    let patience = [("connect_timeout_ms", "600000"), ("probe_timeout_ms", "600000")];
+    let patient = Node::start_unready(&[("endpoint", full.url.as_str()), patience[0], patience[1]]).await;
     let waiting = actix_web::rt::spawn({
         let address = patient.public();
         async move { crate::rig::post(address, "/v1/chat/completions", chat("hi", false)).await.status }
