@@ -13,15 +13,18 @@ use tokio::sync::mpsc;
 
 use crate::*;
 
+/// Status and body, or why there is none.
+type Answer = Result<(u16, &'static str), ProbeError>;
+
 /// Engines as a table of answers, and a count of who was asked for what.
 #[derive(Default)]
 struct Engines {
-    answers: Mutex<HashMap<&'static str, Result<(u16, &'static str), ProbeError>>>,
+    answers: Mutex<HashMap<&'static str, Answer>>,
     asked: Mutex<HashMap<String, u32>>,
 }
 
 impl Engines {
-    fn answer(&self, path: &'static str, answer: Result<(u16, &'static str), ProbeError>) {
+    fn answer(&self, path: &'static str, answer: Answer) {
         self.answers.lock().insert(path, answer);
     }
 

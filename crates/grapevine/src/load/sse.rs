@@ -9,7 +9,7 @@ use memchr::memchr2;
 /// The largest event read: far above any reply with log-probabilities, far below what could hurt.
 pub(super) const EVENT_BYTES_MAX: usize = 4 << 20;
 
-/// An event larger than [`EVENT_BYTES_MAX`].
+/// An event larger than `EVENT_BYTES_MAX`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Oversize;
 
