@@ -18,7 +18,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// Waits until `GET path` at `address` is answered with 200.
 ///
 /// # Errors
-/// When it is not within [`START_MAX`].
+/// When it is not within `START_MAX`.
 pub fn until_ok(address: SocketAddr, path: &str) -> anyhow::Result<()> {
     let begun = Instant::now();
     loop {
@@ -35,7 +35,7 @@ pub fn until_ok(address: SocketAddr, path: &str) -> anyhow::Result<()> {
 /// Waits until `address` takes connections.
 ///
 /// # Errors
-/// When it does not within [`START_MAX`].
+/// When it does not within `START_MAX`.
 pub fn until_open(address: SocketAddr) -> anyhow::Result<()> {
     let begun = Instant::now();
     while let Err(error) = TcpStream::connect_timeout(&address, ANSWER_MAX) {

@@ -1,6 +1,6 @@
 //! Charges: what this replica's own requests in flight weigh at an endpoint, and the guard that returns them.
 //!
-//! Choosing and charging are one step: [`Charges::try_reserve`] succeeds only if the packed charge is still
+//! Choosing and charging are one step: `Reservation::try_new` succeeds only if the packed charge is still
 //! what the decision read, so that two threads can't both take the last free place (invariant I-05). The
 //! guard releases once, whatever the order of first token, predicted prefill end and drop, and nothing can
 //! go below zero because each amount is taken back by exactly one of them (I-06).
