@@ -83,8 +83,8 @@ fn answer_all(stream: &TcpStream, replies: &Replies) -> anyhow::Result<()> {
     let mut reader = BufReader::with_capacity(32 << 10, stream);
     let mut writer = stream;
     let mut body = Vec::new();
-    while let Some(path) = read_request(&mut reader, &mut body)? {
-        match path.as_str() {
+    while let Some(request) = read_request(&mut reader, &mut body)? {
+        match request.path.as_str() {
             "/v1/chat/completions" => {
                 writer.write_all(&replies.head)?;
                 for chunk in &replies.chunks {
@@ -103,13 +103,24 @@ fn answer_all(stream: &TcpStream, replies: &Replies) -> anyhow::Result<()> {
             "/health" => writer.write_all(&whole("text/plain", ""))?,
             _ => writer.write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")?,
         }
+        if request.closes {
+            return Ok(());
+        }
     }
     Ok(())
 }
 
-/// The path of the next request, its body read; `None` at the connection's end.
-fn read_request(reader: &mut BufReader<&TcpStream>, body: &mut Vec<u8>) -> anyhow::Result<Option<String>> {
+/// What is read of a request.
+struct Request {
+    path: String,
+    /// Whether the client wants the connection to end with the reply.
+    closes: bool,
+}
+
+/// The next request, its body read into `body`; `None` at the connection's end.
+fn read_request(reader: &mut BufReader<&TcpStream>, body: &mut Vec<u8>) -> anyhow::Result<Option<Request>> {
     let mut path = None;
+    let mut closes = false;
     let mut body_bytes = 0;
     let mut line = String::new();
     let mut head = reader.take(HEAD_BYTES_MAX);
@@ -130,12 +141,13 @@ fn read_request(reader: &mut BufReader<&TcpStream>, body: &mut Vec<u8>) -> anyho
         if name.eq_ignore_ascii_case("content-length") {
             body_bytes = value.trim().parse()?;
         }
+        closes |= name.eq_ignore_ascii_case("connection") && value.trim().eq_ignore_ascii_case("close");
         ensure!(!name.eq_ignore_ascii_case("transfer-encoding"), "chunked requests are not understood");
     }
     ensure!(body_bytes <= BODY_BYTES_MAX, "a body of {body_bytes} bytes");
     body.resize(body_bytes, 0);
     reader.read_exact(body)?;
-    Ok(path)
+    Ok(path.map(|path| Request { path, closes }))
 }
 
 impl Replies {
