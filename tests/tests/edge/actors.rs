@@ -97,7 +97,8 @@ async fn an_actor_of_any_kind_that_panics_is_back_within_a_second_and_requests_g
 
     traffic.end().await;
     node.at_rest().await;
-    let page = get(node.admin(), "/metrics").await.text();
+    let page = get(node.admin(), "/metrics").await;
+    let page = page.text();
     for kind in ["session", "endpoint", "gossip", "lifecycle"] {
         let line = format!("grapevine_actors_recreated_total{{actor=\"{kind}\"}} 1\n");
         assert!(page.contains(&line), "{line} is not in {page}");
@@ -144,7 +145,8 @@ async fn a_full_mailbox_is_counted_and_neither_charges_nor_ends_of_turns_are_los
         assert_eq!(reply.status, 200);
     }
     node.at_rest().await;
-    let page = get(node.admin(), "/metrics").await.text();
+    let page = get(node.admin(), "/metrics").await;
+    let page = page.text();
     let overloads = page
         .lines()
         .find_map(|line| line.strip_prefix("grapevine_mailbox_overload_total{actor=\"session\"} "))

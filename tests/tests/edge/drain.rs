@@ -67,7 +67,8 @@ pub(super) async fn a_stream_that_outlives_the_drain_ends_in_an_error_event_and_
     stream.send(request("POST", "/v1/chat/completions", "", chat("hello", true))).await;
     stream.read_until("word0").await;
     process.signal("TERM");
-    let text = stream.reply().await.text();
+    let reply = stream.reply().await;
+    let text = reply.text();
     assert!(text.contains("\"error\"") && !text.contains("[DONE]"), "{text}");
     assert_eq!(process.ended().await, Some(0));
     until("the engine to be left", || engine.open() == 0).await;
@@ -98,13 +99,13 @@ async fn liveness_and_metrics_answer_while_thousands_of_streams_are_open() {
         let live = tokio::time::timeout(PATIENCE, get(address, "/livez")).await.expect("in time");
         assert_eq!(live.status, 200);
     }
-    let page = get(own.admin, "/metrics").await.text();
-    let in_flight = page.lines().find_map(|line| line.strip_prefix("grapevine_requests_in_flight "));
+    let page = get(own.admin, "/metrics").await;
+    let in_flight = page.text().lines().find_map(|line| line.strip_prefix("grapevine_requests_in_flight "));
     assert_eq!(in_flight, Some(streams.to_string().as_str()));
     drop(open);
     eventually("all over", async || {
-        let page = get(own.admin, "/metrics").await.text();
-        page.contains("\ngrapevine_requests_in_flight 0\n").then_some(())
+        let page = get(own.admin, "/metrics").await;
+        page.text().contains("\ngrapevine_requests_in_flight 0\n").then_some(())
     })
     .await;
 }

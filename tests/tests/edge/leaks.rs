@@ -56,7 +56,8 @@ async fn five_hundred_aborts_at_random_points_leave_every_map_and_gauge_at_zero(
         })
     })
     .await;
-    let page = get(node.admin(), "/metrics").await.text();
+    let page = get(node.admin(), "/metrics").await;
+    let page = page.text();
     for gauge in ["grapevine_requests_in_flight", "grapevine_endpoint_running"] {
         let mut lines = page.lines().filter(|line| line.starts_with(gauge)).peekable();
         assert!(lines.peek().is_some(), "{gauge} is not there");

@@ -91,7 +91,8 @@ pub(super) async fn a_reload_changes_policy_filters_numbers_and_endpoints_and_ke
     assert_eq!(warm_at(&after, &home), warm_at(&before, &home), "the index is the same");
     assert_eq!(get(node.admin(), "/sessions/kept").await.json()["endpoint"], home);
     assert_eq!(node.running(), 1, "the open stream is still charged");
-    let counted = get(node.admin(), "/metrics").await.text();
+    let counted = get(node.admin(), "/metrics").await;
+    let counted = counted.text();
     assert!(counted.contains(r#"policy="cost""#), "counters go on from where they were");
 
     // And back, one endpoint fewer: the stream that was open all along comes to its end.

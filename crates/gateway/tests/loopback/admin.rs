@@ -25,7 +25,12 @@ async fn the_cluster_its_endpoints_and_requests_are_shown_as_described() {
     let rig = Rig::start(&[format!("{},model=sim,role=decode", fake.url)]);
     let mut client = Connection::open(rig.address()).await;
     client
-        .send(request("/v1/chat/completions", "X-Request-Id: r-1\r\nX-Request-Priority: 1\r\n", chat(true)))
+        .send(request(
+            "POST",
+            "/v1/chat/completions",
+            "X-Request-Id: r-1\r\nX-Request-Priority: 1\r\n",
+            chat(true),
+        ))
         .await;
     client.read_until("content").await;
     let shown = || async { get(rig.admin(), "/requests/r-1").await.json() };
@@ -148,7 +153,7 @@ async fn a_session_is_shown_where_it_lives() {
     let fake = Fake::start(vec![Step::reply(200, "application/json", "{}"), Step::AwaitClose]).await;
     let rig = Rig::start(std::slice::from_ref(&fake.url));
     let mut client = Connection::open(rig.address()).await;
-    client.send(request("/v1/chat/completions", "X-Session-Id: team a\r\n", chat(false))).await;
+    client.send(request("POST", "/v1/chat/completions", "X-Session-Id: team a\r\n", chat(false))).await;
     assert_eq!(client.reply().await.status, 200);
     rig.at_rest().await;
     let session = get(rig.admin(), "/sessions/team%20a").await.json();

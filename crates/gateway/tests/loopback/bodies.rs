@@ -202,7 +202,7 @@ async fn a_connection_serves_one_request_after_another() {
     let rig = Rig::start(std::slice::from_ref(&fake.url));
     let mut connection = Connection::open(rig.address()).await;
     for _ in 0..2 {
-        connection.send(request("/v1/chat/completions", "", chat(false))).await;
+        connection.send(request("POST", "/v1/chat/completions", "", chat(false))).await;
         assert_eq!(connection.reply().await.status, 200);
     }
     assert_eq!(fake.requests().len(), 2);

@@ -6,7 +6,7 @@ async fn check(script: Vec<Step>, stream: bool, seen_by_client: Option<&str>) {
     let fake = Fake::start(script).await;
     let rig = Rig::start(std::slice::from_ref(&fake.url));
     let mut connection = Connection::open(rig.address()).await;
-    connection.send(request("/v1/chat/completions", "", chat(stream))).await;
+    connection.send(request("POST", "/v1/chat/completions", "", chat(stream))).await;
     fake.asked(1).await;
     assert_eq!((rig.in_flight(), rig.running()), (1, 1));
     if let Some(text) = seen_by_client {
@@ -62,7 +62,7 @@ async fn five_hundred_at_random_points_leave_nothing() {
         let address = rig.address();
         clients.push(tokio::spawn(async move {
             let mut connection = Connection::open(address).await;
-            connection.send(request("/v1/chat/completions", "", chat(true))).await;
+            connection.send(request("POST", "/v1/chat/completions", "", chat(true))).await;
             // Some leave at once, some in the middle, some at the end; the order is fixed, the timing is not.
             let wait = u64::from(number.wrapping_mul(2_654_435_761) >> 24) / 8;
             tokio::time::sleep(std::time::Duration::from_millis(wait)).await;

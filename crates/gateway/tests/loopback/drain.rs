@@ -9,7 +9,7 @@ const DONE: &str = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"
 
 async fn streaming(rig: &Rig) -> Connection {
     let mut client = Connection::open(rig.address()).await;
-    client.send(request("/v1/chat/completions", "", chat(true))).await;
+    client.send(request("POST", "/v1/chat/completions", "", chat(true))).await;
     client.read_until("content").await;
     client
 }

@@ -76,7 +76,7 @@ async fn check_broken(rest: Vec<Step>, kept: &str) {
     let fake = Fake::start(script).await;
     let rig = Rig::start(std::slice::from_ref(&fake.url));
     let mut connection = Connection::open(rig.address()).await;
-    connection.send(request("/v1/chat/completions", "", chat(true))).await;
+    connection.send(request("POST", "/v1/chat/completions", "", chat(true))).await;
     connection.read_until("content\"").await;
     fake.go_on();
     let reply = connection.reply().await;
@@ -113,7 +113,7 @@ async fn a_whole_reply_that_breaks_is_cut_so_that_the_client_can_tell() {
     let fake = Fake::start(vec![Step::Send(head), Step::Await, Step::Reset]).await;
     let rig = Rig::start(std::slice::from_ref(&fake.url));
     let mut connection = Connection::open(rig.address()).await;
-    connection.send(request("/v1/chat/completions", "", chat(false))).await;
+    connection.send(request("POST", "/v1/chat/completions", "", chat(false))).await;
     connection.read_until("{\"id\":").await;
     fake.go_on();
     let reply = connection.reply().await;
@@ -253,7 +253,7 @@ async fn a_client_that_does_not_read_is_not_an_engine_that_is_silent() {
     let wishes = with_limits(|limits| limits.idle = Duration::from_millis(100));
     let rig = Rig::start_as(std::slice::from_ref(&fake.url), wishes);
     let mut connection = Connection::open(rig.address()).await;
-    connection.send(request("/v1/chat/completions", "", chat(true))).await;
+    connection.send(request("POST", "/v1/chat/completions", "", chat(true))).await;
     fake.asked(1).await;
     tokio::time::sleep(Duration::from_millis(600)).await;
     let reply = connection.reply().await;

@@ -12,7 +12,7 @@ async fn end_to_end_headers_pass_and_hop_by_hop_ones_stay_both_ways() {
     let rig = Rig::start(std::slice::from_ref(&fake.url));
     let mut connection = Connection::open(rig.address()).await;
     let sent = "Authorization: Bearer secret\r\nX-Custom: one\r\nX-Custom: two\r\nConnection: keep-alive, X-Hop\r\nX-Hop: 1\r\nTE: trailers\r\nKeep-Alive: timeout=9\r\nProxy-Authorization: no\r\nUpgrade: h2c\r\nAccept-Encoding: gzip\r\nX-Request-Id: mine-7\r\nX-Forwarded-For: 10.1.1.1\r\nUser-Agent: test\r\n";
-    connection.send(request("/v1/chat/completions?a=b%20c", sent, chat(false))).await;
+    connection.send(request("POST", "/v1/chat/completions?a=b%20c", sent, chat(false))).await;
     let reply = connection.reply().await;
 
     let (head, _) = fake.only_request();
@@ -70,7 +70,9 @@ async fn a_rank_is_told_in_its_header_and_overrides_the_client_s() {
     let fake = Fake::start(vec![Step::reply(200, "application/json", "{}")]).await;
     let rig = Rig::start(&[format!("{},dp=1", fake.url)]);
     let mut connection = Connection::open(rig.address()).await;
-    connection.send(request("/v1/chat/completions", "X-data-parallel-rank: 9\r\n", chat(false))).await;
+    connection
+        .send(request("POST", "/v1/chat/completions", "X-data-parallel-rank: 9\r\n", chat(false)))
+        .await;
     assert_eq!(connection.reply().await.status, 200);
     let (head, _) = fake.only_request();
     assert_eq!(head.lines().filter(|line| line.starts_with("x-data-parallel-rank")).count(), 1);

@@ -32,7 +32,7 @@ async fn requests_move_their_counters_and_clients_can_t_make_labels() {
     let mut client = Connection::open(rig.address()).await;
     let class =
         "X-Request-Priority: 1\r\nX-SLO-TTFT-MS: 60000\r\nX-SLO-TPOT-MS: 60000\r\nX-SLA-Target-MS: 60000\r\n";
-    client.send(request("/v1/chat/completions", class, chat(true))).await;
+    client.send(request("POST", "/v1/chat/completions", class, chat(true))).await;
     assert_eq!(client.reply().await.status, 200);
     post(rig.address(), "/v1/chat/completions", chat(false)).await;
     post(rig.address(), "/v1/completions", r#"{"model":"made-up-by-a-client","prompt":"x"}"#).await;
@@ -72,7 +72,7 @@ async fn gauges_show_what_is_there_now() {
     let rig = Rig::start(&[format!("{},role=decode", fake.url)]);
     rig.gossip.send(PeerEvent::Heartbeat { replica: ReplicaId::new("other") }).await.unwrap();
     let mut client = Connection::open(rig.address()).await;
-    client.send(request("/v1/chat/completions", "", chat(true))).await;
+    client.send(request("POST", "/v1/chat/completions", "", chat(true))).await;
     client.read_until("content").await;
     let running = format!(r#"grapevine_endpoint_running{{endpoint="{}",role="decode"}}"#, fake.url);
     let up = format!(r#"grapevine_endpoint_up{{endpoint="{}"}}"#, fake.url);

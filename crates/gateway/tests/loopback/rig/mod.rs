@@ -1,6 +1,5 @@
-//! What the tests stand on: a gateway, a raw client and an engine that does as it is told.
+//! What the tests stand on: a gateway, and an engine that does as it is told.
 
-mod client;
 mod fake;
 
 use std::net::{SocketAddr, TcpListener};
@@ -16,11 +15,15 @@ use routing::settings::Settings;
 use routing::{ReplicaId, Router};
 use tokio::sync::{mpsc, oneshot};
 
-pub(crate) use client::{Connection, Reply, chat, get, post, request};
 pub(crate) use fake::{Fake, Step};
+pub(crate) use test_rig::{Connection, Reply, get, post, request, until};
 
-/// How long anything may take before a test gives up.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// A chat's body.
+pub(crate) fn chat(stream: bool) -> String {
+    format!(
+        r#"{{"model":"sim","messages":[{{"role":"user","content":"Hello, who are you?"}}],"max_tokens":8,"stream":{stream}}}"#
+    )
+}
 
 /// A gateway that serves on a port of its own.
 pub(crate) struct Rig {
@@ -132,14 +135,5 @@ impl Rig {
     pub(crate) fn phases(&self) -> Vec<&'static str> {
         let state = self.serving.state();
         state.lifecycles.table().list(state.clock.now()).iter().map(|row| row.phase).collect()
-    }
-}
-
-/// Waits for a condition.
-pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(tokio::time::Instant::now() < deadline, "in vain: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

@@ -6,9 +6,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::PATIENCE;
+use crate::PATIENCE;
 
-/// One connection to a replica.
+/// One connection.
+#[derive(Debug)]
 pub struct Connection {
     stream: TcpStream,
     read: Vec<u8>,
@@ -17,28 +18,48 @@ pub struct Connection {
 /// A reply, taken apart.
 #[derive(Debug)]
 pub struct Reply {
+    /// The status code.
     pub status: u16,
+    /// The headers in their order, names in lower case.
     pub headers: Vec<(String, String)>,
+    /// The body, its framing taken off.
     pub body: Vec<u8>,
     /// Whether the body came to its proper end.
     pub complete: bool,
 }
 
 impl Reply {
-    /// The first value of a header.
+    /// The only value of a header.
+    ///
+    /// # Panics
+    /// If it came twice.
     pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+        let mut values = self.headers.iter().filter(|(key, _)| key == name);
+        let value = values.next().map(|(_, value)| value.as_str());
+        assert!(values.next().is_none(), "{name} came twice: {:?}", self.headers);
+        value
     }
 
-    pub fn text(&self) -> String {
-        String::from_utf8_lossy(&self.body).into_owned()
+    /// The body as text.
+    ///
+    /// # Panics
+    /// If it is none.
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).unwrap_or_else(|_| panic!("no text: {:?}", self.body))
     }
 
+    /// The body as JSON.
+    ///
+    /// # Panics
+    /// If it is none.
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("no JSON: {:?}", self.text()))
     }
 
-    /// The code of an error in OpenAI's shape, which it must have.
+    /// The code of an error in OpenAI's shape.
+    ///
+    /// # Panics
+    /// If the body has another shape.
     pub fn error_code(&self) -> String {
         let json = self.json();
         let error = json["error"].as_object().unwrap_or_else(|| panic!("no error: {json}"));
@@ -51,15 +72,31 @@ impl Reply {
 }
 
 impl Connection {
+    /// Connects.
+    ///
+    /// # Panics
+    /// If nobody listens there.
     pub async fn open(address: SocketAddr) -> Self {
-        let stream = TcpStream::connect(address).await.expect("connects");
-        stream.set_nodelay(true).expect("a TCP option");
-        Self { stream, read: Vec::new() }
+        Self::try_open(address).await.unwrap_or_else(|error| panic!("no connection to {address}: {error}"))
+    }
+
+    async fn try_open(address: SocketAddr) -> std::io::Result<Self> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, read: Vec::new() })
     }
 
     /// Sends as much as the other side takes: it may have answered and closed before the end.
     pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
-        let _ = self.stream.write_all(bytes.as_ref()).await;
+        let _ = self.try_send(bytes).await;
+    }
+
+    /// Sends, and says when the other side takes no more.
+    ///
+    /// # Errors
+    /// When the connection is closed or broken.
+    pub async fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> std::io::Result<()> {
+        self.stream.write_all(bytes.as_ref()).await
     }
 
     /// Ends our half of the connection.
@@ -68,6 +105,9 @@ impl Connection {
     }
 
     /// Reads until `needle` has come; what was read stays for [`Self::reply`].
+    ///
+    /// # Panics
+    /// If the connection ends before, or nothing comes for [`PATIENCE`].
     pub async fn read_until(&mut self, needle: &str) {
         while !self.read.windows(needle.len()).any(|window| window == needle.as_bytes()) {
             let more = self.read_more().await;
@@ -76,11 +116,18 @@ impl Connection {
     }
 
     /// The next reply on this connection.
+    ///
+    /// # Panics
+    /// If there is none.
     pub async fn reply(&mut self) -> Reply {
         self.reply_to(true).await.expect("a reply")
     }
 
-    /// The next reply, `None` when the connection ends before its head.
+    /// The next reply, `None` when the connection ends before its head. A reply to HEAD has no body
+    /// whatever its headers say.
+    ///
+    /// # Panics
+    /// If nothing comes for [`PATIENCE`], or a chunk has no length.
     pub async fn reply_to(&mut self, has_body: bool) -> Option<Reply> {
         let head_end = loop {
             if let Some(at) = self.read.windows(4).position(|window| window == b"\r\n\r\n") {
@@ -177,6 +224,9 @@ pub fn request(method: &str, path: &str, headers: &str, body: impl AsRef<[u8]>) 
 }
 
 /// One request on a connection of its own.
+///
+/// # Panics
+/// If there is no reply.
 pub async fn ask(
     address: SocketAddr,
     method: &str,
@@ -189,33 +239,24 @@ pub async fn ask(
     connection.reply_to(method != "HEAD").await.unwrap_or_else(|| panic!("no reply to {method} {path}"))
 }
 
+/// Gets a page.
 pub async fn get(address: SocketAddr, path: &str) -> Reply {
     ask(address, "GET", path, "", "").await
 }
 
-/// The same, if there is anybody to answer.
+/// Gets a page, if there is anybody to answer.
 pub async fn try_get(address: SocketAddr, path: &str) -> Option<Reply> {
-    let stream = TcpStream::connect(address).await.ok()?;
-    let mut connection = Connection { stream, read: Vec::new() };
+    let mut connection = Connection::try_open(address).await.ok()?;
     connection.send(request("GET", path, "", "")).await;
     connection.reply_to(true).await
 }
 
+/// Posts a JSON body.
 pub async fn post(address: SocketAddr, path: &str, body: impl AsRef<[u8]>) -> Reply {
     post_as(address, path, "", body).await
 }
 
+/// Posts a JSON body with these headers.
 pub async fn post_as(address: SocketAddr, path: &str, headers: &str, body: impl AsRef<[u8]>) -> Reply {
     ask(address, "POST", path, headers, body).await
-}
-
-/// A chat's body.
-pub fn chat(content: &str, stream: bool) -> String {
-    serde_json::json!({
-        "model": "sim",
-        "messages": [{"role": "user", "content": content}],
-        "max_tokens": 8,
-        "stream": stream,
-    })
-    .to_string()
 }
