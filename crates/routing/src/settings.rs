@@ -4,7 +4,6 @@
 //! configuration is taken or refused in one piece.
 
 use std::fmt;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -209,9 +208,4 @@ impl Settings {
         }
         faults
     }
-}
-
-/// Reads a number for `key`, or the fault in it.
-pub(crate) fn number<T: FromStr>(key: &str, value: &str) -> Result<T, Fault> {
-    value.parse().map_err(|_| Fault::new(key, value, "a number"))
 }

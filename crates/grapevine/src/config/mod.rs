@@ -23,7 +23,7 @@ use routing::endpoint::EndpointSpec;
 use routing::settings::{Fault, Settings};
 
 pub use keys::{KEYS, Key, Kind};
-pub use reference::reference;
+pub use reference::{numbers, reference};
 use sources::Values;
 pub use sources::{Sources, read};
 

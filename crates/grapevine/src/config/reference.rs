@@ -38,18 +38,31 @@ pub fn reference() -> String {
          stands with the policies in the README.\n\n\
          | table | key | default |\n|---|---|---|\n",
     );
-    let settings = Settings::default();
-    numbers(&mut text, "policy", &settings.policy_tables);
-    numbers(&mut text, "filter", &settings.filter_tables);
+    for (key, default) in numbers() {
+        let (table, number) = key.rsplit_once('.').unwrap_or(("", &key));
+        let default = default.map_or_else(|| "-".to_owned(), |default| format!("`{default}`"));
+        let _ = writeln!(text, "| `[{table}]` | `{number}` | {default} |");
+    }
     text
 }
 
-fn numbers(text: &mut String, kind: &str, tables: &impl serde::Serialize) {
-    // Plain structs of numbers always serialise.
-    let Ok(tables) = toml::Table::try_from(tables) else { return };
+/// Every number of the policies and filters, `policy.NAME.KEY` or `filter.NAME.KEY`, with its default; `None`
+/// for one that is unset.
+pub fn numbers() -> Vec<(String, Option<String>)> {
+    let settings = Settings::default();
+    let mut all = Vec::new();
+    list(&mut all, "policy", &settings.policy_tables);
+    list(&mut all, "filter", &settings.filter_tables);
+    all
+}
+
+fn list(all: &mut Vec<(String, Option<String>)>, kind: &str, tables: &impl serde::Serialize) {
+    // Plain structs of numbers always serialise. To JSON, since TOML would leave out what is unset.
+    let Ok(serde_json::Value::Object(tables)) = serde_json::to_value(tables) else { return };
     for (name, table) in &tables {
-        for (key, default) in table.as_table().into_iter().flatten() {
-            let _ = writeln!(text, "| `[{kind}.{name}]` | `{key}` | `{default}` |");
+        for (key, default) in table.as_object().into_iter().flatten() {
+            let default = (!default.is_null()).then(|| default.to_string());
+            all.push((format!("{kind}.{name}.{key}"), default));
         }
     }
 }

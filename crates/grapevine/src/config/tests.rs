@@ -1,6 +1,12 @@
 use std::io::Write as _;
 
+use actors::ActorSettings;
+use actors::lifecycle::LifecycleSettings;
+use gateway::GatewaySettings;
+use gossip::GossipConfig;
 use routing::endpoint_filter::FilterName;
+use routing::lifecycle::Limits;
+use routing::liveness::LivenessConfig;
 use routing::policy::PolicyName;
 
 use super::*;
@@ -186,6 +192,42 @@ fn only_live_keys_can_be_changed_without_a_restart() {
     assert!(before.fixed_changes(&live).is_empty());
     let fixed = from_file("listen = \"127.0.0.1:2\"\n").unwrap();
     assert_eq!(before.fixed_changes(&fixed)[0].key, "listen");
+}
+
+#[test]
+fn without_a_word_each_part_gets_the_defaults_that_it_documents() {
+    let config = read(&Sources::default()).unwrap();
+    assert_eq!(config.core, Settings::default());
+    let limits = Limits {
+        connect: config.connect_timeout,
+        first_byte: config.first_byte_timeout,
+        idle: config.idle_timeout,
+        total: config.total_timeout,
+        total_whole: config.total_timeout_whole,
+    };
+    assert_eq!(limits, Limits::default());
+    assert_eq!(config.tries_max, LifecycleSettings::default().tries_max);
+    let actors = ActorSettings::default();
+    assert_eq!(
+        (config.scrape_every, config.probe_timeout, config.session_actors_max, config.dead_after),
+        (actors.scrape_every, actors.probe_timeout, actors.session_actors_max, actors.dead_after)
+    );
+    assert_eq!(config.dead_after, LivenessConfig::default().silence_max);
+    let gateway = GatewaySettings::default();
+    assert_eq!(config.body_bytes_max as u64, gateway.body_bytes_max);
+    assert_eq!(config.explain_headers, gateway.explain_headers);
+    assert_eq!(config.connect_timeout, gateway.upstream.connect);
+    let gossip = GossipConfig::new(config.replica.clone(), config.gossip);
+    assert_eq!(
+        (config.pulse_every, config.ledger_every, config.push_every, config.snapshot_wait),
+        (gossip.pulse_every, gossip.ledger_every, gossip.push_every, gossip.snapshot_wait)
+    );
+    assert_eq!(config.cluster_id, gossip.cluster_id);
+}
+
+#[test]
+fn a_number_that_is_unset_is_in_the_reference_too() {
+    assert!(numbers().contains(&("policy.prefix-ring.bound".to_owned(), None)));
 }
 
 #[test]

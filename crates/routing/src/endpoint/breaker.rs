@@ -36,7 +36,7 @@ pub struct BreakerConfig {
     /// From a failed probe to the next, for an endpoint in use. 500 ms: a death is known a second after the
     /// first failed probe, and a pause of half a second is not a death.
     pub probe_again: Duration,
-    /// How long a probe may take; after that a new one may begin. 2 s.
+    /// How long a probe may take; after that a new one may begin. 1 s.
     pub probe_timeout: Duration,
     /// From ejection to the first probe, and from one good probe to the next. 250 ms: an engine that was
     /// ejected by accident is back in half a second.
@@ -61,7 +61,7 @@ impl Default for BreakerConfig {
             probes_good_min: 2,
             probe_every: Duration::from_secs(2),
             probe_again: Duration::from_millis(500),
-            probe_timeout: Duration::from_secs(2),
+            probe_timeout: Duration::from_secs(1),
             backoff_min: Duration::from_millis(250),
             backoff_max: Duration::from_secs(5),
             trial: Duration::from_secs(5),

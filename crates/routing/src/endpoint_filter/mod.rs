@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::candidates::Candidates;
 use crate::request::RequestShape;
-use crate::settings::{Fault, names, number};
+use crate::settings::{Fault, names};
 use crate::view::View;
 
 pub use kv_pressure::{KvPressure, KvPressureSettings};
@@ -56,27 +56,6 @@ pub struct FilterTables {
 }
 
 impl FilterTables {
-    /// Sets one key of one filter, as `--endpoint-filter NAME,key=value` does.
-    ///
-    /// # Errors
-    /// When the filter has no such key, or the value is no number.
-    pub fn set(&mut self, filter: FilterName, key: &str, value: &str) -> Result<(), Fault> {
-        let full = format!("filter.{filter}.{key}");
-        match (filter, key) {
-            (FilterName::QueuePercentile, "percentile") => {
-                self.queue_percentile.percentile = number(&full, value)?;
-            }
-            (FilterName::KvPressure, "kv_ratio_max") => {
-                self.kv_pressure.kv_ratio_max = number(&full, value)?;
-            }
-            (FilterName::LatencyOutlier, "sigma_factor") => {
-                self.latency_outlier.sigma_factor = number(&full, value)?;
-            }
-            _ => return Err(Fault::new(&full, value, format!("key of {filter}: {}", key_of(filter)))),
-        }
-        Ok(())
-    }
-
     pub(crate) fn faults(&self, faults: &mut Vec<Fault>) {
         let mut range = |key: &str, value: f64, min: f64, max: f64| {
             if !(min..=max).contains(&value) {
@@ -94,13 +73,5 @@ impl FilterTables {
             FilterName::KvPressure => Box::new(KvPressure::new(&self.kv_pressure)),
             FilterName::LatencyOutlier => Box::new(LatencyOutlier::new(&self.latency_outlier)),
         }
-    }
-}
-
-const fn key_of(filter: FilterName) -> &'static str {
-    match filter {
-        FilterName::QueuePercentile => "percentile",
-        FilterName::KvPressure => "kv_ratio_max",
-        FilterName::LatencyOutlier => "sigma_factor",
     }
 }

@@ -90,7 +90,7 @@ pub struct Limits {
     /// From arrival to the first byte of a stream, over all tries. 60 s: the longest prompts behind a full
     /// queue; beyond it people have left.
     pub first_byte: Duration,
-    /// Between two parts of a stream. 30 s: far above any decode step, below most clients' patience.
+    /// Between two parts of a stream. 60 s: far above any decode step, about most clients' patience.
     pub idle: Duration,
     /// For a stream from arrival to end. 1 h: it only ends what would run for ever.
     pub total: Duration,
@@ -103,7 +103,7 @@ impl Default for Limits {
         Self {
             connect: Duration::from_secs(2),
             first_byte: Duration::from_secs(60),
-            idle: Duration::from_secs(30),
+            idle: Duration::from_secs(60),
             total: Duration::from_secs(3_600),
             total_whole: Duration::from_secs(600),
         }

@@ -216,8 +216,8 @@ fn limits_are_separate_and_the_first_byte_limit_spans_all_tries() {
     deadline(Stream, &[], Some((60_000, Limit::FirstByte)));
     deadline(Stream, &retried, Some((60_000, Limit::FirstByte)));
     let begun = [(0, sent(1)), (100, FirstByte), (20_000, Progress)];
-    deadline(Stream, &begun[..2], Some((30_100, Limit::Idle)));
-    deadline(Stream, &begun, Some((50_000, Limit::Idle)));
+    deadline(Stream, &begun[..2], Some((60_100, Limit::Idle)));
+    deadline(Stream, &begun, Some((80_000, Limit::Idle)));
     let long = [(0, sent(1)), (100, FirstByte), (3_599_000, Progress)];
     deadline(Stream, &long, Some((3_600_000, Limit::Total)));
     deadline(Whole, &begun, Some((600_000, Limit::Total)));
@@ -241,7 +241,7 @@ fn a_limit_that_passes_closes_the_leg_and_tells_the_client_in_its_phase() {
     );
     check(
         Stream,
-        &[(0, sent(1)), (100, FirstByte), (30_100, Tick)],
+        &[(0, sent(1)), (100, FirstByte), (60_100, Tick)],
         &[
             "abort 1 Limit(Idle)",
             "release 1",

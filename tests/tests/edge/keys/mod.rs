@@ -5,6 +5,7 @@ mod addresses;
 mod choosing;
 mod gossip;
 mod limits;
+mod numbers;
 mod pace;
 
 use std::collections::BTreeSet;

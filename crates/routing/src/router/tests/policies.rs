@@ -5,7 +5,7 @@ use serde_json::json;
 use super::*;
 use crate::affinity::AffinityName;
 use crate::decision::Reason;
-use crate::endpoint_filter::{FilterName, FilterTables};
+use crate::endpoint_filter::FilterName;
 use crate::facts::{LoadRow, Pulse};
 use crate::policy::{PolicyName, PrefixRingSettings};
 use crate::request::BeginningHash;
@@ -232,15 +232,4 @@ fn every_fault_is_named_with_its_key_its_value_and_what_would_do() {
     ];
     assert_eq!(faults, want);
     assert!(Router::new(ReplicaId::new("a"), 1, settings).is_err_and(|faults| faults.len() == 7));
-}
-
-#[test]
-fn a_filters_number_can_be_set_by_name() {
-    let mut tables = FilterTables::default();
-    tables.set(FilterName::QueuePercentile, "percentile", "0.5").unwrap();
-    assert_eq!(tables.queue_percentile.percentile, 0.5);
-    let unknown = tables.set(FilterName::QueuePercentile, "sigma", "1").unwrap_err();
-    assert_eq!(unknown.key, "filter.queue-percentile.sigma");
-    let text = tables.set(FilterName::KvPressure, "kv_ratio_max", "much").unwrap_err();
-    assert_eq!((text.value.as_str(), text.allowed.as_str()), ("much", "a number"));
 }
