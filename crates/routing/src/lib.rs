@@ -24,6 +24,7 @@ pub mod liveness;
 pub mod picker;
 pub mod policy;
 pub mod prefix;
+pub mod qoe;
 pub mod rates;
 pub mod rendezvous;
 pub mod request;

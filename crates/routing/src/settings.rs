@@ -13,7 +13,7 @@ use crate::endpoint::BreakerConfig;
 use crate::endpoint_filter::{FilterName, FilterTables};
 use crate::policy::{PolicyName, PolicyTables};
 use crate::rates::Speed;
-use crate::request::ShapeRules;
+use crate::request::{ShapeRules, TARGET_MS_MAX};
 
 /// One fault in a configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -166,6 +166,9 @@ impl Default for Settings {
     }
 }
 
+/// The least that a class can expect to wait for a token, in ms.
+pub const TARGET_MS_MIN: f64 = 0.1;
+
 /// The smallest index that is worth having, in bytes.
 pub const INDEX_BYTES_MIN: usize = 1 << 20;
 
@@ -198,6 +201,13 @@ impl Settings {
         range("speed.base_us", f64::from(self.speed.base_us), 0.0, 1e7);
         range("prefix.block_bytes", self.rules.block_bytes as f64, 16.0, 65_536.0);
         range("prefix.bytes_per_token", self.rules.bytes_per_token, 0.25, 64.0);
+        let targets = &self.rules.targets;
+        let classes = [("high", targets.high), ("normal", targets.normal), ("low", targets.low)];
+        for (class, slo) in classes {
+            for (target, ms) in [("ttft_ms", slo.ttft_ms), ("tpot_ms", slo.tpot_ms)] {
+                range(&format!("targets.{class}.{target}"), ms, TARGET_MS_MIN, TARGET_MS_MAX);
+            }
+        }
         range("limits.index_bytes_max", self.index_bytes_max as f64, INDEX_BYTES_MIN as f64, 1e12);
         range("limits.session_table_max", self.session_table_max as f64, 1.0, 1e8);
         range("limits.ledger_queue_max", self.ledger_queue_max as f64, 1.0, 1e7);

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::rules::ShapeRules;
 use crate::SessionKey;
 
-/// The longest span that a target header may ask for, in ms: an hour. Anything longer is a mistake.
-const TARGET_MS_MAX: f64 = 3_600_000.0;
+/// The longest span that can be a target, in ms: an hour. Anything longer is a mistake.
+pub const TARGET_MS_MAX: f64 = 3_600_000.0;
 
 /// The most output tokens that a header may announce; beyond it is a mistake.
 const OUTPUT_TOKENS_MAX: u32 = 10_000_000;
@@ -79,7 +79,7 @@ pub struct Slo {
 }
 
 impl Slo {
-    /// What a request of this class expects unless it says otherwise.
+    /// What a request of this class expects where nobody has said otherwise.
     pub const fn of(priority: Priority) -> Self {
         let (ttft_ms, tpot_ms) = match priority {
             Priority::High => (1_000.0, 50.0),
@@ -106,7 +106,7 @@ pub(super) fn read_headers(headers: &dyn HeaderView, rules: &ShapeRules) -> Told
     let priority = reader
         .value("x-request-priority", |text| Priority::from_number(text.parse().ok()?))
         .unwrap_or_default();
-    let defaults = Slo::of(priority);
+    let defaults = rules.targets.of(priority);
     let slo = Slo {
         ttft_ms: reader.value("x-slo-ttft-ms", target_ms).unwrap_or(defaults.ttft_ms),
         tpot_ms: reader.value("x-slo-tpot-ms", target_ms).unwrap_or(defaults.tpot_ms),

@@ -1,6 +1,7 @@
 //! How requests are read: what an operator can set.
 
 use crate::prefix::BLOCK_BYTES_DEFAULT;
+use crate::qoe::ClassTargets;
 use crate::settings::names;
 
 /// How to read a request.
@@ -21,6 +22,8 @@ pub struct ShapeRules {
     pub media_tokens: u32,
     /// Output tokens expected of a request that does not say less. Default 512.
     pub output_tokens: u32,
+    /// What each class expects of its tokens when the request does not say.
+    pub targets: ClassTargets,
     /// How the prompt's beginning is hashed for a ring, if the policy has one. Default none.
     pub beginning: Option<Beginning>,
     /// The model of a request without `model`, where there is only one; it must be set on all replicas
@@ -56,6 +59,7 @@ impl Default for ShapeRules {
             bytes_per_token: 4.0,
             media_tokens: 512,
             output_tokens: 512,
+            targets: ClassTargets::default(),
             beginning: None,
             default_model: None,
         }

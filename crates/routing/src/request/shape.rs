@@ -229,6 +229,11 @@ impl RequestShape {
         }
     }
 
+    /// Answers that come side by side in the reply: each prompt's samples.
+    pub const fn samples_streamed(&self) -> u32 {
+        self.samples.saturating_mul(self.prompts)
+    }
+
     /// The rendezvous key of a prompt of which the first `warm` blocks are warm somewhere: the session's
     /// key or a chat's own, else the first block that is nowhere. So prompts that share a prefix part
     /// company where they first differ.
