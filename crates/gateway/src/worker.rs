@@ -11,6 +11,7 @@ use rand::SeedableRng;
 use routing::decision::Footing;
 use routing::endpoint::{Role, Signal, StandingChange};
 use routing::lifecycle::{GiveUp, Verdict};
+use routing::qoe::{End, Fared, Seen, Target};
 use routing::request::{RequestShape, Route, response_key};
 use routing::router::Measurement;
 use routing::{Chosen, EndpointId, Moment, Refusal, Rng};
@@ -150,52 +151,42 @@ impl LifecyclePort for Port {
         let prompt_tokens = account.prompt_tokens.unwrap_or(shape.prompt_tokens);
         let warm_tokens = prompt_tokens.saturating_add(account.output_tokens.unwrap_or(account.events));
         let warm_tokens = finished.then_some(warm_tokens);
-        self.state.sessions.ended(session, TurnEnded { endpoint, warm_tokens, qoe: None });
+        let qoe = account.digestion.filter(|_| finished).and_then(|digestion| digestion.qoe());
+        let qoe = qoe.map(|qoe| qoe as f32);
+        self.state.sessions.ended(session, TurnEnded { endpoint, warm_tokens, qoe });
     }
 
-    fn ended(&self, ended: &Ended<'_>) {
-        self.count(ended);
+    fn ended(&self, ended: &Ended<'_>) -> Fared {
+        let seen = seen(ended);
+        let fared = seen.judge(&ended.shape.slo);
+        self.count(ended, &seen, &fared);
         if let Verdict::Finished { status: 200..=299 } = ended.outcome.verdict
             && let Some(footing) = ended.footing
         {
             let measured = measurement(ended, *footing);
             self.state.router.learn(&measured, ended.shape, self.state.clock.now());
         }
-        log(ended);
+        log(ended, &fared);
+        fared
     }
 }
 
 impl Port {
-    fn count(&self, ended: &Ended<'_>) {
-        let Ended { shape, outcome, account, endpoint, .. } = ended;
+    fn count(&self, ended: &Ended<'_>, seen: &Seen<'_>, fared: &Fared) {
+        let Ended { shape, outcome, endpoint, .. } = ended;
         self.metrics.request(model_label(ended), shape.route, status_of(ended));
         let role = endpoint.map_or(Role::Both, |endpoint| endpoint.spec.role);
         self.metrics.outcome(outcome, role, shape.priority);
-        let is_success = matches!(outcome.verdict, Verdict::Finished { status: 200..=299 });
-        let met = |kind, actual: Option<f64>, target: f64| {
-            if actual.is_some_and(|actual| actual <= target) {
-                self.metrics.slo_met(shape.priority, kind);
-            }
-        };
-        if !is_success {
+        self.metrics.headers_ignored(shape.ignored_headers);
+        self.metrics.fared(shape.priority, fared);
+        if !shape.stream || seen.end != End::Answered {
             return;
         }
-        if let (true, Some(ttft_ms)) = (shape.stream, outcome.ttft_ms) {
+        if let Some(ttft_ms) = outcome.ttft_ms {
             self.metrics.first_byte(ttft_ms);
-            met("ttft", Some(ttft_ms), shape.slo.ttft_ms);
         }
-        if let Some(total_ms) = shape.slo.total_ms {
-            met("total", Some(outcome.total_ms), total_ms);
-        }
-        let tokens = account.output_tokens.unwrap_or(account.events);
-        if let (true, Some(decode_ms), Some(endpoint), 2..) =
-            (shape.stream, outcome.decode_ms, endpoint, tokens)
-        {
-            let tpot_ms = decode_ms / f64::from(tokens - 1);
-            met("tpot", Some(tpot_ms), shape.slo.tpot_ms);
-            if tpot_ms > 0.0 {
-                self.metrics.pace(endpoint.id, || endpoint.spec.label(), 1_000.0 / tpot_ms);
-            }
+        if let (Some(endpoint), Some(tpot_ms)) = (endpoint, seen.tpot_ms().filter(|tpot_ms| *tpot_ms > 0.0)) {
+            self.metrics.pace(endpoint.id, || endpoint.spec.label(), 1_000.0 / tpot_ms);
         }
     }
 }
@@ -208,6 +199,26 @@ fn status_of(ended: &Ended<'_>) -> u16 {
         Verdict::GaveUp(what) => EdgeError::of_give_up(&what).status.as_u16(),
         Verdict::Finished { status } => status,
         Verdict::Broken(_) | Verdict::Cancelled { .. } => ended.account.status,
+    }
+}
+
+/// What was seen of a request, for its user's sake.
+fn seen<'a>(ended: &'a Ended<'_>) -> Seen<'a> {
+    let Ended { shape, outcome, account, .. } = ended;
+    Seen {
+        end: match (outcome.verdict, status_of(ended)) {
+            (Verdict::Finished { .. }, 200..=299) => End::Answered,
+            (Verdict::Broken(_), _) | (Verdict::Finished { .. } | Verdict::GaveUp(_), 429 | 500..) => {
+                End::Failed
+            }
+            _ => End::Void,
+        },
+        stream: shape.stream,
+        digestion: account.digestion.as_ref(),
+        first_byte_ms: outcome.ttft_ms,
+        output_tokens: account.output_tokens,
+        samples: shape.samples_streamed(),
+        total_ms: outcome.total_ms,
     }
 }
 
@@ -233,7 +244,7 @@ fn measurement(ended: &Ended<'_>, footing: Footing) -> Measurement {
     }
 }
 
-fn log(ended: &Ended<'_>) {
+fn log(ended: &Ended<'_>, fared: &Fared) {
     let Ended { id, shape, outcome, account, endpoint, .. } = ended;
     let (verdict, cause) = match outcome.verdict {
         Verdict::Finished { .. } => ("finished", ""),
@@ -255,6 +266,10 @@ fn log(ended: &Ended<'_>) {
         prompt_tokens = account.prompt_tokens,
         cached_tokens = account.cached_tokens,
         output_tokens = account.output_tokens,
+        qoe = fared.qoe,
+        slo_ttft = fared.ttft.map(Target::as_str),
+        slo_tpot = fared.tpot.map(Target::as_str),
+        slo_e2e = fared.e2e.map(Target::as_str),
         outcome = verdict,
         cause,
         "request"

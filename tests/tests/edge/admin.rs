@@ -109,6 +109,7 @@ async fn cluster_endpoints_requests_sessions_and_explain_have_the_documented_sha
                 ("endpoint", TextOrNull),
                 ("prefill_endpoint", Null),
                 ("priority", Number),
+                ("qoe", Null),
             ],
         );
     }

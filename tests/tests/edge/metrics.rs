@@ -17,7 +17,10 @@ const METRICS: &[(&str, &[&str])] = &[
     ("ttft_seconds", &[]),
     ("e2e_seconds", &["priority"]),
     ("decode_tokens_per_second", &["endpoint"]),
+    ("qoe_ratio", &["priority"]),
     ("slo_met_total", &["kind", "priority"]),
+    ("slo_missed_total", &["kind", "priority"]),
+    ("headers_ignored_total", &[]),
     ("decisions_total", &["policy", "reason"]),
     ("filter_reverted_total", &["filter"]),
     ("retries_total", &["reason"]),
@@ -93,11 +96,14 @@ async fn live() -> [Page; 3] {
     let node = Node::over(&[one.url(), two.url()], &flags).await;
     let before = Page::read(node.admin()).await;
 
-    // Two streams in time, one in one piece, one refused.
+    // Two streams in time, two late (one of which can't say of what class it is), one in one piece, one refused.
     let in_time =
         "X-Request-Priority: 1\r\nX-SLO-TTFT-MS: 60000\r\nX-SLO-TPOT-MS: 60000\r\nX-SLA-Target-MS: 60000\r\n";
     stream(&node, in_time, &"long enough for a block of prompt ".repeat(100)).await;
     stream(&node, in_time, "another").await;
+    let late = "X-SLO-TTFT-MS: 0.001\r\nX-SLO-TPOT-MS: 0.001\r\nX-SLA-Target-MS: 0.001\r\n";
+    stream(&node, &format!("X-Request-Priority: 3\r\n{late}"), "late").await;
+    stream(&node, &format!("X-Request-Priority: urgent\r\n{late}"), "late too").await;
     assert_eq!(node.chat("in one piece").await.status, 200);
     assert_eq!(node.post("/v1/chat/completions", "{").await.status, 400);
 
@@ -187,13 +193,20 @@ async fn every_metric_moves_and_has_the_documented_labels() {
         during.sum("requests_total", &["code=\"200\"", "model=\"sim\"", "route=\"chat_completions\""]);
     assert!(answered >= 4.0, "{answered}");
     assert_eq!(during.sum("requests_total", &["code=\"400\""]), 1.0);
-    for kind in ["ttft", "tpot", "total"] {
+    for kind in ["ttft", "tpot", "e2e"] {
+        let of = |name, priority| during.sum(name, &[&format!("kind=\"{kind}\""), priority]);
         assert_eq!(
-            during.sum("slo_met_total", &[&format!("kind=\"{kind}\""), "priority=\"1\""]),
-            2.0,
-            "{kind}"
+            (of("slo_met_total", "priority=\"1\""), of("slo_missed_total", "priority=\"1\"")),
+            (2.0, 0.0)
         );
+        assert_eq!(
+            (of("slo_met_total", "priority=\"3\""), of("slo_missed_total", "priority=\"3\"")),
+            (0.0, 1.0)
+        );
+        assert_eq!(of("slo_missed_total", "priority=\"2\""), 1.0, "an unknown class is the middle one");
     }
+    assert_eq!(during.sum("qoe_ratio", &["priority=\"1\""]), 2.0);
+    assert_eq!(during.sum("headers_ignored_total", &[]), 1.0);
     assert!(during.sum("filter_reverted_total", &["filter=\"kv-pressure\""]) >= 1.0);
     assert!(during.sum("retries_total", &["reason=\"status-503\""]) >= 1.0);
     assert!(during.sum("decisions_total", &["policy=\"cost\""]) >= 5.0);

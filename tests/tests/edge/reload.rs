@@ -8,9 +8,10 @@ use grapevine::config::Sources;
 use grapevine::ports;
 use serde_json::Value;
 
+use crate::quality::streamed;
 use crate::rig::{
-    Answer, Connection, Fake, Node, Process, chat, eventually, get, post, post_as, request, sources, try_get,
-    until,
+    Answer, Connection, Fake, Node, Process, chat, eventually, get, piece, post, post_as, request, sources,
+    try_get, until,
 };
 
 /// A replica that reads a file, and the file.
@@ -169,6 +170,37 @@ pub(super) async fn a_file_with_a_fault_changes_nothing_and_every_fault_is_told(
     configured.reload(&with("", "")).expect("without the faults it is taken");
     assert_eq!(node.chat(&"x".repeat(4_096)).await.status, 413);
     assert_eq!(shown().await.1, Some(1));
+}
+
+#[actix_web::test]
+pub(super) async fn what_each_class_expects_is_what_the_file_says_last() {
+    let role = r#"{"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}"#;
+    let answer = move |_: &crate::rig::Asked| {
+        // The first token comes after the first pause.
+        let events = std::iter::once(role.to_owned()).chain((0..3).map(piece));
+        Answer::Events(events.collect(), Duration::from_millis(5))
+    };
+    let engine = Fake::start(answer).await;
+    let configured = Configured::start(&endpoints(&[&engine])).await;
+    let node = &configured.node;
+    node.ready().await;
+    node.all_in_use(1).await;
+    for strict in 0..6 {
+        let keys = (0..6).map(|key| {
+            let (priority, target) = (key / 2 + 1, ["ttft", "tpot"][key % 2]);
+            format!("priority_{priority}_{target}_ms = {}\n", if key == strict { 0.1 } else { 3_600_000.0 })
+        });
+        let text = format!("{}{}", keys.collect::<String>(), endpoints(&[&engine]));
+        configured.reload(&text).expect("a good file");
+        for priority in 1..=3 {
+            let id = format!("{strict}-{priority}");
+            let row = streamed(node, &id, &format!("X-Request-Priority: {priority}\r\n")).await;
+            for (at, target) in ["ttft", "tpot"].into_iter().enumerate() {
+                let expected = if (priority - 1) * 2 + at == strict { "missed" } else { "met" };
+                assert_eq!(row["slo"][target], expected, "{target} of {priority} with {text}: {row}");
+            }
+        }
+    }
 }
 
 /// The signal itself, at the process.

@@ -10,6 +10,7 @@ use actix::{Actor, Addr};
 use routing::decision::Footing;
 use routing::endpoint::{Cause, Endpoint, Standing, Usable};
 use routing::lifecycle::{Effect, EndCause, Event, GiveUp, Lifecycle, Phase};
+use routing::qoe::Digestion;
 use routing::request::RequestShape;
 use routing::reserve::Reservation;
 use routing::retry::LegFailure;
@@ -44,10 +45,8 @@ pub struct Account {
     pub bytes: u64,
     /// Events of a stream, comments not counted.
     pub events: u32,
-    /// When the first piece of the answer came, if that could be told.
-    pub first_content: Option<Moment>,
-    /// When the last event came.
-    pub last_event: Option<Moment>,
+    /// How the tokens of a stream came, once one has.
+    pub digestion: Option<Digestion>,
     /// Tokens of the prompt, by the engine's count.
     pub prompt_tokens: Option<u32>,
     /// Tokens of the answer, by the engine's count.
@@ -216,8 +215,7 @@ impl Shared {
             Effect::EndWithErrorEvent(cause) => self.give_order(Order::EndWithErrorEvent(cause)),
             Effect::CutReply(cause) => self.give_order(Order::CutReply(cause)),
             Effect::Done(outcome) => {
-                self.inner.forget(self.key, &self.row, at);
-                port.ended(&Ended {
+                let fared = port.ended(&Ended {
                     id: self.row.id(),
                     shape: &self.shape,
                     outcome: &outcome,
@@ -225,6 +223,8 @@ impl Shared {
                     endpoint: self.endpoint.borrow().as_ref(),
                     footing: self.footing.get().as_ref(),
                 });
+                self.row.set_fared(fared);
+                self.inner.forget(self.key, &self.row, at);
             }
         }
     }
@@ -325,6 +325,15 @@ impl LifecycleHandle {
     /// More of the reply is there. No message: the next sweep reads it.
     pub fn progress(&self, now: Moment) {
         self.shared.progress.set(Some(now));
+    }
+
+    /// Tokens of the answer are there, in a stream of which they can be told.
+    pub fn tokens(&self, tokens: u32, now: Moment) {
+        let shared = &self.shared;
+        let at_ms = now.millis_since(shared.row.arrived());
+        let mut account = shared.account.borrow_mut();
+        let begin = || Digestion::new(&shared.shape.slo, shared.shape.samples_streamed());
+        account.digestion.get_or_insert_with(begin).arrived(at_ms, tokens);
     }
 
     /// Whether bytes wait for the client to take them, rather than the client for bytes.

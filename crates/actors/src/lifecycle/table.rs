@@ -1,14 +1,15 @@
 //! What `GET /requests` shows: the requests in flight, and those that ended lately.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use routing::Moment;
 use routing::endpoint::Endpoint;
 use routing::lifecycle::Phase;
+use routing::qoe::{Fared, Target};
 use routing::request::Priority;
 use serde::Serialize;
 
@@ -40,6 +41,7 @@ pub(super) struct Row {
     arrived: Moment,
     phase: AtomicU8,
     endpoint: Mutex<Option<Arc<Endpoint>>>,
+    fared: OnceLock<Fared>,
     /// Where it lies among the live ones; read and written under the table's lock.
     place: AtomicUsize,
 }
@@ -60,12 +62,17 @@ impl Row {
             arrived,
             phase: AtomicU8::new(0),
             endpoint: Mutex::default(),
+            fared: OnceLock::new(),
             place: AtomicUsize::new(0),
         }
     }
 
     pub(super) fn id(&self) -> &str {
         &self.id
+    }
+
+    pub(super) const fn arrived(&self) -> Moment {
+        self.arrived
     }
 
     pub(super) fn phase(&self) -> Phase {
@@ -81,6 +88,11 @@ impl Row {
         *self.endpoint.lock() = Some(Arc::clone(endpoint));
     }
 
+    /// A request ends once; what is said of it later is not heard.
+    pub(super) fn set_fared(&self, fared: Fared) {
+        let _ = self.fared.set(fared);
+    }
+
     fn show(&self, now: Moment, ended: Option<Moment>) -> RequestRow {
         RequestRow {
             id: self.id.clone(),
@@ -92,6 +104,8 @@ impl Row {
             model: self.model.clone(),
             route: self.route,
             took_ms: ended.map(|ended| ended.millis_since(self.arrived)),
+            qoe: self.fared.get().and_then(|fared| fared.qoe),
+            slo: self.fared.get().copied().map(SloShown::from),
         }
     }
 }
@@ -117,6 +131,28 @@ pub struct RequestRow {
     pub route: &'static str,
     /// From arrival to end, in ms, once it has ended.
     pub took_ms: Option<f64>,
+    /// Quality of experience of a stream, 0 to 1, once it has ended.
+    pub qoe: Option<f64>,
+    /// Which of its targets were met, once it has ended.
+    pub slo: Option<SloShown>,
+}
+
+/// Targets of one request: met, missed, or none of the kind.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct SloShown {
+    /// The first token of a stream.
+    pub ttft: Option<Target>,
+    /// The time between its tokens.
+    pub tpot: Option<Target>,
+    /// The whole answer.
+    pub e2e: Option<Target>,
+}
+
+impl From<Fared> for SloShown {
+    fn from(fared: Fared) -> Self {
+        let Fared { ttft, tpot, e2e, .. } = fared;
+        Self { ttft, tpot, e2e }
+    }
 }
 
 /// All requests of this replica, in flight and ended lately.

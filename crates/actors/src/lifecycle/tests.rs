@@ -7,6 +7,7 @@ use rand::SeedableRng;
 use routing::decision::Footing;
 use routing::endpoint::{Cause, Endpoint, EndpointSpec, Signal};
 use routing::lifecycle::{EndCause, GiveUp, Limit, Phase, Verdict};
+use routing::qoe::{Fared, Target};
 use routing::request::{RequestShape, Route, ShapeRules};
 use routing::retry::{BudgetConfig, LegFailure, LegFault};
 use routing::settings::Settings;
@@ -34,8 +35,13 @@ impl LifecyclePort for FakePort {
     fn leg_over(&self, _: &RequestShape, _: EndpointId, _: &Account, finished: bool) {
         self.legs_over.borrow_mut().push(finished);
     }
-    fn ended(&self, ended: &Ended<'_>) {
+    fn ended(&self, ended: &Ended<'_>) -> Fared {
         self.ended.borrow_mut().push(ended.outcome.verdict);
+        Fared {
+            qoe: ended.account.digestion.and_then(|digestion| digestion.qoe()),
+            ttft: Some(Target::Missed),
+            ..Fared::default()
+        }
     }
 }
 
@@ -115,6 +121,29 @@ async fn a_finished_request_gives_its_charge_back_at_once_and_is_shown_as_ended(
     assert_eq!(*bench.port.legs_over.borrow(), [true]);
     let row = bench.all.table().find("id-1", bench.port.now()).unwrap();
     assert_eq!((row.phase, row.took_ms), ("finished", Some(0.0)));
+}
+
+#[actix::test]
+async fn the_tokens_of_a_stream_are_timed_from_its_arrival_and_its_row_says_how_its_user_fared() {
+    let bench = Bench::new();
+    let handle = bench.begin(true);
+    bench.dispatch(&handle, &[]);
+    handle.head_arrived(200);
+    handle.first_byte();
+    // The default class expects its first token after 2 s and then one every 50 ms; all come 1 s late.
+    for wait_ms in [3_000, 50, 50, 50] {
+        bench.pass(Duration::from_millis(wait_ms));
+        handle.tokens(5, bench.port.now());
+        bench.pass(Duration::from_millis(200));
+    }
+    let running = bench.all.table().find("id-1", bench.port.now()).unwrap();
+    assert_eq!((running.qoe, running.slo), (None, None));
+    handle.ended();
+    bench.until("the end", |bench| bench.all.table().in_flight() == 0).await;
+    let row = bench.all.table().find("id-1", bench.port.now()).unwrap();
+    // Taken in: 20 tokens over 1 s, 10 token-seconds. Expected: as much in the second before, and 20 more.
+    assert!((row.qoe.unwrap() - 1.0 / 3.0).abs() < 1e-9, "{row:?}");
+    assert_eq!(row.slo, Some(SloShown { ttft: Some(Target::Missed), tpot: None, e2e: None }));
 }
 
 #[actix::test]

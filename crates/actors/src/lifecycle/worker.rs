@@ -11,6 +11,7 @@ use arc_swap::ArcSwap;
 use routing::decision::Footing;
 use routing::endpoint::{Endpoint, Signal};
 use routing::lifecycle::{Delivery, Event, Lifecycle, Limits, Outcome};
+use routing::qoe::Fared;
 use routing::request::RequestShape;
 use routing::retry::{BudgetConfig, RetryBudget, RetryPlan};
 use routing::{EndpointId, Moment};
@@ -34,8 +35,8 @@ pub trait LifecyclePort {
     /// Hears that the request is over at this endpoint; called once for each that it was sent to. `finished`
     /// says that the reply came to its end there.
     fn leg_over(&self, shape: &RequestShape, endpoint: EndpointId, account: &Account, finished: bool);
-    /// Hears how a request has ended; called once for each.
-    fn ended(&self, ended: &Ended<'_>);
+    /// Hears how a request has ended, and says how its user fared; called once for each.
+    fn ended(&self, ended: &Ended<'_>) -> Fared;
 }
 
 /// How a request has ended.

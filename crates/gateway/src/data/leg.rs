@@ -90,6 +90,14 @@ impl Leg {
         Self { upstream: Some(upstream), reader, ready: VecDeque::new(), over: false }
     }
 
+    /// Tokens of the answer in what came since this was last asked; `None` where they can't be told.
+    pub(crate) fn take_tokens(&mut self) -> Option<u32> {
+        match &mut self.reader {
+            Reader::Events(scanner) => Some(scanner.take_tokens()),
+            Reader::Whole(_) | Reader::Blind => None,
+        }
+    }
+
     pub(crate) const fn reader(&self) -> &Reader {
         &self.reader
     }

@@ -63,16 +63,11 @@ impl Relay {
         relay
     }
 
-    fn note_progress(&self) {
+    fn note_progress(&mut self) {
         let now = self.worker.now();
         self.handle.progress(now);
-        if let Reader::Events(scanner) = self.leg.reader() {
-            self.handle.note(|account| {
-                account.last_event = Some(now);
-                if account.first_content.is_none() && scanner.content_seen() {
-                    account.first_content = Some(now);
-                }
-            });
+        if let Some(tokens @ 1..) = self.leg.take_tokens() {
+            self.handle.tokens(tokens, now);
         }
     }
 

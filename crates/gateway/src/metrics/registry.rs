@@ -14,6 +14,9 @@ const SECONDS: &[f64] = &[
 const TOKENS_PER_SECOND: &[f64] =
     &[1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 250.0, 500.0, 1_000.0];
 
+/// Quality of experience: fine near 1, where the good streams are told apart.
+const RATIOS: &[f64] = &[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0];
+
 /// Everything that a replica counts.
 #[derive(Clone, Debug)]
 pub struct Metrics {
@@ -23,7 +26,10 @@ pub struct Metrics {
     pub(super) ttft_seconds: Histogram,
     pub(super) e2e_seconds: HistogramVec,
     pub(super) decode_tokens_per_second: HistogramVec,
+    pub(super) qoe_ratio: HistogramVec,
     pub(super) slo_met: IntCounterVec,
+    pub(super) slo_missed: IntCounterVec,
+    pub(super) headers_ignored: IntCounter,
     pub(super) decisions: IntCounterVec,
     pub(super) filter_reverted: IntCounterVec,
     pub(super) retries: IntCounterVec,
@@ -72,10 +78,25 @@ impl Metrics {
                 TOKENS_PER_SECOND,
                 &["endpoint"],
             )?,
+            qoe_ratio: made.histograms(
+                "qoe_ratio",
+                "Quality of experience of streams, 0 to 1; those that failed count 0.",
+                RATIOS,
+                &["priority"],
+            )?,
             slo_met: made.counters(
                 "slo_met_total",
                 "Requests that met their target.",
                 &["priority", "kind"],
+            )?,
+            slo_missed: made.counters(
+                "slo_missed_total",
+                "Requests that missed their target, those that failed among them.",
+                &["priority", "kind"],
+            )?,
+            headers_ignored: made.counter(
+                "headers_ignored_total",
+                "Priority and target headers whose value made no sense; the defaults were taken.",
             )?,
             decisions: made.counters(
                 "decisions_total",

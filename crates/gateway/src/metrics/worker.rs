@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use prometheus::{Histogram, IntCounter};
 use routing::endpoint::Role;
 use routing::lifecycle::{Outcome, Verdict};
+use routing::qoe::{Fared, Target};
 use routing::request::{Priority, Route};
 use routing::{Decision, EndpointId, Reason};
 
@@ -23,7 +24,8 @@ pub(crate) struct WorkerMetrics {
     phases: Resolved<(&'static str, Role), Histogram>,
     e2e: Resolved<Priority, Histogram>,
     pace: Resolved<EndpointId, Histogram>,
-    slo_met: Resolved<(Priority, &'static str), IntCounter>,
+    qoe: Resolved<Priority, Histogram>,
+    slo: Resolved<(Priority, &'static str, Target), IntCounter>,
     decisions: Resolved<(&'static str, Reason), IntCounter>,
 }
 
@@ -35,7 +37,8 @@ impl WorkerMetrics {
             phases: Resolved::default(),
             e2e: Resolved::default(),
             pace: Resolved::default(),
-            slo_met: Resolved::default(),
+            qoe: Resolved::default(),
+            slo: Resolved::default(),
             decisions: Resolved::default(),
         }
     }
@@ -103,11 +106,28 @@ impl WorkerMetrics {
             .observe(tokens_per_second);
     }
 
-    /// A request met its target of this kind.
-    pub(crate) fn slo_met(&self, priority: Priority, kind: &'static str) {
-        self.slo_met
-            .get((priority, kind), || self.metrics.slo_met.with_label_values(&[priority.as_str(), kind]))
-            .inc();
+    /// How the user of a request fared.
+    pub(crate) fn fared(&self, priority: Priority, fared: &Fared) {
+        if let Some(qoe) = fared.qoe {
+            let labels = || self.metrics.qoe_ratio.with_label_values(&[priority.as_str()]);
+            self.qoe.get(priority, labels).observe(qoe);
+        }
+        for (kind, target) in [("ttft", fared.ttft), ("tpot", fared.tpot), ("e2e", fared.e2e)] {
+            let Some(target) = target else { continue };
+            let family = match target {
+                Target::Met => &self.metrics.slo_met,
+                Target::Missed => &self.metrics.slo_missed,
+            };
+            let labels = || family.with_label_values(&[priority.as_str(), kind]);
+            self.slo.get((priority, kind, target), labels).inc();
+        }
+    }
+
+    /// A request had this many headers that made no sense.
+    pub(crate) fn headers_ignored(&self, count: u32) {
+        if count > 0 {
+            self.metrics.headers_ignored.inc_by(u64::from(count));
+        }
     }
 }
 

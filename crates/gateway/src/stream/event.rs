@@ -27,7 +27,15 @@ pub(super) struct Marks {
     pub(super) usage: bool,
 }
 
+impl Marks {
+    /// Whether the event is an ordinary one.
+    pub(super) const fn is_plain(&self) -> bool {
+        !(self.done || self.error || self.finish || self.abort || self.usage)
+    }
+}
+
 struct Needles {
+    delta: Finder<'static>,
     done: Finder<'static>,
     error: Finder<'static>,
     finish: Finder<'static>,
@@ -36,6 +44,7 @@ struct Needles {
 }
 
 static NEEDLES: LazyLock<Needles> = LazyLock::new(|| Needles {
+    delta: Finder::new(".delta\""),
     done: Finder::new("[DONE]"),
     error: Finder::new("\"error\""),
     finish: Finder::new("\"finish_reason\""),
@@ -86,6 +95,11 @@ pub(super) fn has_content(event: &[u8]) -> bool {
         let value = value_after(&event[at + 12..]);
         value.first() == Some(&b'[') && value.get(1).is_some_and(|byte| *byte != b']')
     })
+}
+
+/// Whether an event of the Responses API carries a piece of the answer: its type ends in `.delta`.
+pub(super) fn is_delta(event: &[u8]) -> bool {
+    NEEDLES.delta.find(event).is_some()
 }
 
 /// The id that the Responses API gives a response: the first `"id"` that has a text.

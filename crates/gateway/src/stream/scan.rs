@@ -67,6 +67,7 @@ pub(crate) struct Scanner {
     events: u32,
     error_is_clients: bool,
     content_seen: bool,
+    tokens: u32,
     usage: Option<Bytes>,
     response_id: Option<Bytes>,
 }
@@ -82,6 +83,7 @@ impl Scanner {
             events: 0,
             error_is_clients: false,
             content_seen: false,
+            tokens: 0,
             usage: None,
             response_id: None,
         }
@@ -151,9 +153,10 @@ impl Scanner {
         self.events
     }
 
-    /// Whether an event with a piece of the answer has passed (a chat's first event has only the role).
-    pub(crate) const fn content_seen(&self) -> bool {
-        self.content_seen
+    /// Events with a piece of the answer since this was last asked: one for each token, unless the engine
+    /// puts several into one.
+    pub(crate) const fn take_tokens(&mut self) -> u32 {
+        std::mem::replace(&mut self.tokens, 0)
     }
 
     /// The engine's last word on tokens, if it said any.
@@ -197,9 +200,6 @@ impl Scanner {
             }
             pushed.events += 1;
             self.events = self.events.saturating_add(1);
-            if !self.content_seen {
-                self.content_seen = event::has_content(event);
-            }
             if self.dialect == Dialect::Responses && self.response_id.is_none() {
                 self.response_id = event::response_id(event).map(|id| buffer.slice_ref(id));
             }
@@ -207,6 +207,7 @@ impl Scanner {
             if marks.usage {
                 self.usage = Some(buffer.slice(begin..end));
             }
+            self.count_tokens(event, &marks);
             match self.judge(&marks) {
                 Fate::Pass => {}
                 Fate::Drop => {
@@ -221,6 +222,19 @@ impl Scanner {
             }
         }
         push_piece(&mut pushed.pieces, buffer.slice(from..to));
+    }
+
+    /// A chat begins with the role alone and ends with a reason or a report: those are looked at. What comes
+    /// between is taken for a piece of the answer each; looking for one in all of it would cost more than all
+    /// other work on an event. The Responses API has many events of other kinds, and names those with a piece.
+    fn count_tokens(&mut self, event: &[u8], marks: &Marks) {
+        let is_piece = match self.dialect {
+            Dialect::Responses => event::is_delta(event),
+            Dialect::Completions if self.content_seen && marks.is_plain() => true,
+            Dialect::Completions => event::has_content(event),
+        };
+        self.content_seen |= is_piece;
+        self.tokens = self.tokens.saturating_add(u32::from(is_piece));
     }
 
     fn judge(&mut self, marks: &Marks) -> Fate {

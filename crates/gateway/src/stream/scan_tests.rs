@@ -84,14 +84,34 @@ fn events_content_and_usage_are_seen() {
     let mut scanner = Scanner::new(Dialect::Completions);
     assert_eq!(scanner.push(Bytes::from(": ping\n\n")).events, 0);
     assert_eq!(scanner.push(Bytes::from(ROLE)).events, 1);
-    assert!(!scanner.content_seen());
+    assert_eq!(scanner.take_tokens(), 0);
     scanner.push(Bytes::from(CJK));
-    assert!(scanner.content_seen());
+    assert_eq!((scanner.take_tokens(), scanner.take_tokens()), (1, 0));
     assert_eq!(scanner.usage(), None);
     scanner.push(Bytes::from(USAGE));
     let usage = scanner.usage().unwrap();
     assert_eq!((usage.prompt_tokens, usage.output_tokens, usage.cached_tokens), (7, 2, Some(4)));
-    assert_eq!(scanner.events(), 3);
+    assert_eq!((scanner.events(), scanner.take_tokens()), (3, 0));
+}
+
+#[test]
+fn a_token_is_an_event_with_a_piece_of_the_answer() {
+    const REPORTED: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":1}}\n\n";
+    const EMPTY_STOP: &str =
+        "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"\"},\"finish_reason\":\"stop\"}]}\n\n";
+    for (stream, want) in [
+        (&[ROLE, ROLE, CJK, CJK, CJK, STOP, USAGE, DONE][..], 4),
+        (&[": ping\n\n", ROLE, ": ping\n\n", CJK, ": ping\n\n", EMPTY_STOP, DONE], 1),
+        (&[ROLE, REPORTED, REPORTED, USAGE, DONE], 2),
+        (&[CJK, ABORT], 2),
+        (&[ERROR], 0),
+    ] {
+        for step in [1, 7, 10_000] {
+            let mut scanner = Scanner::new(Dialect::Completions);
+            run(&mut scanner, &stream.concat(), step);
+            assert_eq!(scanner.take_tokens(), want, "{stream:?} in steps of {step}");
+        }
+    }
 }
 
 #[test]
@@ -101,10 +121,8 @@ fn the_responses_api_ends_with_its_own_event() {
     let completed = "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"resp_1\",\"error\":null,\"usage\":{\"input_tokens\":3,\"output_tokens\":1}}}\n\n";
     let mut scanner = Scanner::new(Dialect::Responses);
     run(&mut scanner, &[created, delta].concat(), 7);
-    assert_eq!(
-        (scanner.ending(), scanner.response_id(), scanner.content_seen()),
-        (Ending::Open, Some("resp_1"), true)
-    );
+    assert_eq!((scanner.ending(), scanner.response_id()), (Ending::Open, Some("resp_1")));
+    assert_eq!(scanner.take_tokens(), 1);
     assert_eq!(run(&mut scanner, completed, 1), completed);
     assert_eq!(scanner.ending(), Ending::Finished);
     assert_eq!(scanner.usage().map(|usage| usage.prompt_tokens), Some(3));

@@ -1,8 +1,10 @@
 //! Every metric that the gateway can move is made to move.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use actors::PeerEvent;
+use engine::timing::Timing;
 use engine::{Config, Engine, Profile};
 use routing::ReplicaId;
 
@@ -27,7 +29,9 @@ fn check(page: &BTreeMap<String, f64>, name: &str, want: f64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_move_their_counters_and_clients_can_t_make_labels() {
-    let engine = Engine::start(Config::profile(Profile::Instant)).await.unwrap();
+    // Tokens that all come at once would have no pace.
+    let timing = Timing { inter_token: Duration::from_millis(2), ..Profile::Instant.timing() };
+    let engine = Engine::start(Config { timing, ..Config::profile(Profile::Instant) }).await.unwrap();
     let rig = Rig::start(&[format!("{},model=sim", engine.url())]);
     let mut client = Connection::open(rig.address()).await;
     let class =
@@ -54,9 +58,11 @@ async fn requests_move_their_counters_and_clients_can_t_make_labels() {
     check(&page, "grapevine_ttft_seconds_count", 1.0);
     check(&page, r#"grapevine_e2e_seconds_count{priority="1"}"#, 1.0);
     check(&page, &format!(r#"grapevine_decode_tokens_per_second_count{{endpoint="{}"}}"#, engine.url()), 1.0);
-    for kind in ["ttft", "tpot", "total"] {
+    for kind in ["ttft", "tpot", "e2e"] {
         check(&page, &format!(r#"grapevine_slo_met_total{{kind="{kind}",priority="1"}}"#), 1.0);
     }
+    check(&page, r#"grapevine_qoe_ratio_count{priority="1"}"#, 1.0);
+    check(&page, r#"grapevine_qoe_ratio_sum{priority="1"}"#, 1.0);
     let decisions: f64 = page
         .iter()
         .filter(|(key, _)| key.starts_with("grapevine_decisions_total"))

@@ -47,6 +47,15 @@ pub(super) fn settings(values: &Values, checked: &Checked<'_>, faults: &mut Vec<
     if let Some(switch) = checked.get("session_from_user") {
         settings.rules.session_from_user = switch;
     }
+    let targets = &mut settings.rules.targets;
+    for (slo, ttft, tpot) in [
+        (&mut targets.high, "priority_1_ttft_ms", "priority_1_tpot_ms"),
+        (&mut targets.normal, "priority_2_ttft_ms", "priority_2_tpot_ms"),
+        (&mut targets.low, "priority_3_ttft_ms", "priority_3_tpot_ms"),
+    ] {
+        slo.ttft_ms = checked.get(ttft).unwrap_or(slo.ttft_ms);
+        slo.tpot_ms = checked.get(tpot).unwrap_or(slo.tpot_ms);
+    }
     settings.rules.session_headers =
         values.all("session_header").iter().map(|name| name.to_ascii_lowercase()).collect();
     if let Some(bytes) = checked.get("index_bytes_max") {

@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use routing::affinity::AffinityName;
 use routing::endpoint_filter::FilterName;
 use routing::policy::PolicyName;
+use routing::request::TARGET_MS_MAX;
 use routing::retry::TRIES_MAX;
+use routing::settings::TARGET_MS_MIN;
 use tracing_subscriber::EnvFilter;
 
 /// What a key's value can be.
@@ -149,6 +151,9 @@ use Kind::{
 /// A day in ms: the most that any time limit can be.
 const DAY_MS: u64 = 86_400_000;
 
+/// What a class can expect of a token, in ms.
+const TARGET: Kind = Number(TARGET_MS_MIN, TARGET_MS_MAX);
+
 /// Every key of `serve`, in the order of the reference.
 pub const KEYS: &[Key] = &[
     key("listen", Address, "127.0.0.1:8080", "public listener: OpenAI routes, /livez, /readyz"),
@@ -266,6 +271,27 @@ pub const KEYS: &[Key] = &[
         "4",
         "assumed prompt bytes per token until an engine's usage says better",
     )),
+    live(key(
+        "priority_1_ttft_ms",
+        TARGET,
+        "1000",
+        "first token that requests of priority 1 (high) expect, ms",
+    )),
+    live(key("priority_1_tpot_ms", TARGET, "50", "time between tokens that they expect, ms")),
+    live(key(
+        "priority_2_ttft_ms",
+        TARGET,
+        "2000",
+        "first token that requests of priority 2 (and of none) expect, ms",
+    )),
+    live(key("priority_2_tpot_ms", TARGET, "50", "time between tokens that they expect, ms")),
+    live(key(
+        "priority_3_ttft_ms",
+        TARGET,
+        "3000",
+        "first token that requests of priority 3 (low) expect, ms",
+    )),
+    live(key("priority_3_tpot_ms", TARGET, "100", "time between tokens that they expect, ms")),
     key("pulse_every_ms", Integer(20, 10_000), "100", "gossip period of load and membership"),
     key("ledger_every_ms", Integer(20, 10_000), "200", "gossip period of placements"),
     key(

@@ -1,6 +1,7 @@
 //! Where a replica listens, what it is called, how many threads it has, what it logs.
 
 use std::process::Stdio;
+use std::time::Duration;
 
 use grapevine::ports;
 use serde_json::Value;
@@ -74,7 +75,7 @@ pub(super) async fn as_many_threads_serve_as_workers_are_asked_for() {
 
 #[actix_web::test]
 pub(super) async fn the_log_has_the_wanted_lines_in_the_wanted_form() {
-    let engine = Fake::start(|_| Answer::completion(1, 1)).await;
+    let engine = Fake::start(|_| Answer::stream(3, Duration::from_millis(1))).await;
     let mut logs = Vec::new();
     for (filter, format) in [("info", "text"), ("info", "json"), ("gateway=debug", "text"), ("error", "text")]
     {
@@ -85,8 +86,8 @@ pub(super) async fn the_log_has_the_wanted_lines_in_the_wanted_form() {
         let sent = crate::rig::post_as(
             own.public,
             "/v1/chat/completions",
-            "X-Request-Id: the-one\r\n",
-            crate::rig::chat("hello", false),
+            "X-Request-Id: the-one\r\nX-SLO-TTFT-MS: 60000\r\nX-SLO-TPOT-MS: 60000\r\n",
+            crate::rig::chat("hello", true),
         );
         assert_eq!(sent.await.status, 200);
         process.signal("INT");
@@ -102,6 +103,8 @@ pub(super) async fn the_log_has_the_wanted_lines_in_the_wanted_form() {
     let request =
         lines.iter().find(|line| line["id"] == "the-one").unwrap_or_else(|| panic!("not in {json}"));
     assert_eq!((&request["level"], &request["status"]), (&Value::from("INFO"), &Value::from(200)));
+    assert_eq!((&request["qoe"], &request["slo_ttft"]), (&Value::from(1.0), &Value::from("met")));
+    assert!(request.get("slo_e2e").is_none(), "no target was set for the whole");
     assert!(
         debug.contains("chosen") && debug.contains("candidates") && !debug.contains("serving"),
         "{debug}"
