@@ -14,8 +14,9 @@ use crate::request::RequestShape;
 /// Requests that decode together before each of them takes twice as long per token as one alone.
 const DECODE_BATCH_DOUBLES: f64 = 32.0;
 
-/// The KV usage, 0 to 1, from which on it costs: below it engines have room to batch.
-const KV_PRESSURE_FROM: f64 = 0.8;
+/// The KV usage, 0 to 1, from which on it costs: below it engines have room to batch. What is cached and not in
+/// use does not count as usage, and a busy engine is well used: only near the end must it preempt.
+const KV_PRESSURE_FROM: f64 = 0.9;
 
 /// What a request is expected to cost at one candidate, in ms but for the tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -83,17 +83,14 @@ pub struct ObservedRow {
 pub struct SpeedRow {
     /// Which endpoint.
     pub endpoint: EndpointId,
-    /// Microseconds per uncached prompt token; [`Self::UNKNOWN`] if that has not been learned.
+    /// Microseconds per uncached prompt token.
     pub prefill_us_per_token: f32,
-    /// Microseconds between output tokens of one request, at the batch it usually has; likewise.
+    /// How much that weighs: whole prompts behind it, at most 1,000; 0 if it has not been learned.
+    pub prefill_samples: u16,
+    /// Microseconds between output tokens of one request, at the batch it usually has.
     pub itl_us: f32,
-    /// How much the figures weigh: requests behind them, at most 1,000.
-    pub samples: u16,
-}
-
-impl SpeedRow {
-    /// Stands for a figure that has not been learned.
-    pub const UNKNOWN: f32 = 0.0;
+    /// How much that weighs, likewise.
+    pub itl_samples: u16,
 }
 
 /// A fact about an engine's cache, a session's home or the endpoint list.

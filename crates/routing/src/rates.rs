@@ -4,7 +4,8 @@
 //! about `(t - base) / (a + u)`; behind nothing that is exact, behind something it is the tokens completed
 //! per busy millisecond as this request saw them. The figure is a weighted median of such samples, in which
 //! recent ones dominate: an engine that slows down is known for it within seconds, and a few odd samples
-//! change nothing. A warm token is worth at least 1/8 of the prior and nothing is slower than 8 times the
+//! change nothing. Engines of one model are mostly alike: what is known of all of them stands for some samples
+//! of each, so that only an engine that many samples show to be another is taken for one. A warm token is worth at least 1/8 of the prior and nothing is slower than 8 times the
 //! prior, so that an engine that answers at once does not make warmth worthless and a stuck one does not
 //! look like an idle one.
 
@@ -43,8 +44,13 @@ const ASK_EVERY: Duration = Duration::from_millis(20);
 /// Prompt tokens (own and ahead) from which a first byte tells the time per token. 64: below, the fixed part
 /// hides it.
 const PREFILL_TOKENS_MIN: u32 = 64;
-/// Prompt tokens from which such a sample has full weight.
+/// Prompt tokens from which such a sample has full weight. Below, its weight falls with their square: what the
+/// fixed part strays by is divided by the tokens, and a sample weighs as the inverse of its variance.
 const PREFILL_TOKENS_FULL: u32 = 512;
+/// What all engines of a model together weigh in what is believed of each, in samples. 8: an engine that is
+/// slower than the others is known for it after some seconds under load, and one that a few odd samples made
+/// look slow, and that gets few requests for it, is soon taken for one like the others again.
+const ALIKE_SAMPLES: f32 = 8.0;
 /// Output tokens from which a stream tells the time between them.
 const STREAM_TOKENS_MIN: u32 = 4;
 /// Output tokens from which a reply in one piece does: its prefill is only estimated.
@@ -169,22 +175,22 @@ impl LearnedSpeed {
     /// What to tell the other replicas, and to use here as well; `None` when that is nothing. Quantised, so
     /// that it seldom changes.
     pub fn row(&mut self, endpoint: EndpointId, now: Moment) -> Option<SpeedRow> {
-        let prefill = self.prefill.confidence(CONFIDENCE_HALF_LIFE, now);
-        let itl = self.itl.confidence(CONFIDENCE_HALF_LIFE, now);
-        let weight = prefill.max(itl).round() as u16;
-        if weight == 0 {
+        // A figure that rests on the prior, which counts as one sample, is not worth telling.
+        let weight = |window: &Window| {
+            let confidence = window.confidence(CONFIDENCE_HALF_LIFE, now);
+            if confidence > 1.0 { 1 << (confidence.round() as u16).ilog2() } else { 0 }
+        };
+        let (prefill_samples, itl_samples) = (weight(&self.prefill), weight(&self.itl));
+        if prefill_samples == 0 && itl_samples == 0 {
             return None;
         }
         let speed = self.speed(now);
-        // A figure that rests on the prior, which counts as one sample, is not worth telling.
-        let told = |figure: f32, confidence: f32| {
-            if confidence > 1.0 { from_step(to_step(figure)) } else { SpeedRow::UNKNOWN }
-        };
         Some(SpeedRow {
             endpoint,
-            prefill_us_per_token: told(speed.prefill_us_per_token, prefill),
-            itl_us: told(speed.itl_us, itl),
-            samples: 1 << weight.ilog2(),
+            prefill_us_per_token: from_step(to_step(speed.prefill_us_per_token)),
+            prefill_samples,
+            itl_us: from_step(to_step(speed.itl_us)),
+            itl_samples,
         })
     }
 
@@ -203,7 +209,8 @@ impl LearnedSpeed {
         if sample.tokens() >= PREFILL_TOKENS_MIN {
             let us_per_token = (first_byte_us - self.speed.base_us) / tokens;
             let direct = if sample.ahead_tokens == 0 { 1.0 } else { INDIRECT_WEIGHT };
-            let weight = direct * (tokens / PREFILL_TOKENS_FULL as f32).min(1.0);
+            let size = (tokens / PREFILL_TOKENS_FULL as f32).min(1.0);
+            let weight = direct * size * size;
             self.prefill.add(clamp(us_per_token, self.prior.prefill_us_per_token), weight, now);
         } else {
             let base_us = first_byte_us - tokens * self.speed.prefill_us_per_token;
@@ -223,30 +230,47 @@ impl LegSample {
     }
 }
 
-/// What all replicas together know of one endpoint's speed.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// What all replicas together know of one figure of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Known {
-    /// Microseconds per uncached prompt token.
-    pub prefill_us_per_token: Option<f32>,
-    /// Microseconds between two output tokens of one request.
-    pub itl_us: Option<f32>,
+    /// The figure, in the unit of the row it comes from.
+    pub figure: f32,
+    /// How much it weighs, in samples.
+    pub samples: f32,
 }
 
-/// One endpoint's speed from what all replicas say of it, by what each weighs. The order of the rows does not
-/// matter, so that all replicas come to the same figure.
-pub fn combine(rows: &[SpeedRow], prior: &Speed) -> Known {
-    let mean = |figure: fn(&SpeedRow) -> f32, prior: f32| {
-        let (mut weight, mut sum) = (0_i64, 0_i64);
-        for row in rows.iter().filter(|row| figure(row) != SpeedRow::UNKNOWN) {
-            let samples = i64::from(row.samples.min(1_000));
-            weight += samples;
-            sum += samples * i64::from(to_step(clamp(figure(row), prior)));
-        }
-        (weight > 0).then(|| from_step((sum + weight / 2).div_euclid(weight) as i32))
-    };
-    Known {
-        prefill_us_per_token: mean(|row| row.prefill_us_per_token, prior.prefill_us_per_token),
-        itl_us: mean(|row| row.itl_us, prior.itl_us),
+/// One figure of an endpoint from what all replicas say of it, `(figure, samples)`, by what each weighs; `None`
+/// if nobody knows. The order of the rows does not matter, so that all replicas come to the same figure.
+pub fn combine(rows: impl Iterator<Item = (f32, u16)>, prior: f32) -> Option<Known> {
+    let (mut weight, mut sum) = (0_i64, 0_i64);
+    for (figure, samples) in rows {
+        let samples = i64::from(samples.min(1_000));
+        weight += samples;
+        sum += samples * i64::from(to_step(clamp(figure, prior)));
+    }
+    (weight > 0).then(|| Known {
+        figure: from_step((sum + weight / 2).div_euclid(weight) as i32),
+        samples: weight as f32,
+    })
+}
+
+/// What to take each of some engines of one model for, by what is known of each: one of which little is known
+/// for one like the others, those that are nearly alike for equal. `None` where nothing is known of any.
+pub fn believed(known: &[Option<Known>]) -> Option<Vec<f32>> {
+    let figures: Vec<f32> = known.iter().flatten().map(|known| known.figure).collect();
+    let usual = median(&figures)?;
+    let mut believed: Vec<f32> =
+        known.iter().map(|known| known.map_or(usual, |known| known.beside(usual))).collect();
+    snap_to_median(&mut believed, SNAP_FACTOR);
+    Some(believed)
+}
+
+impl Known {
+    /// The figure, drawn towards the `usual` one as if that were [`ALIKE_SAMPLES`] more samples.
+    fn beside(self, usual: f32) -> f32 {
+        let (own, usual) = (self.figure.log2(), usual.log2());
+        let own_share = self.samples / (self.samples + ALIKE_SAMPLES);
+        (usual + (own - usual) * own_share).exp2()
     }
 }
 

@@ -9,9 +9,18 @@ use crate::kv::{BlockHash, BlockPool};
 use crate::timing::{Moment, Timing};
 
 #[derive(Clone)]
+struct Prefilling {
+    job: Job,
+    ends: Moment,
+    /// Tokens that nobody had computed before it.
+    uncached: u32,
+}
+
+#[derive(Clone)]
 struct Decoding {
     job: Job,
     generated: u32,
+    uncached: u32,
 }
 
 /// See the module.
@@ -22,11 +31,11 @@ pub struct Fifo {
     pool: BlockPool,
     totals: Totals,
     waiting: VecDeque<Job>,
-    prefilling: Option<(Job, Moment)>,
+    prefilling: Option<Prefilling>,
     decoding: HashMap<JobId, Decoding>,
     /// When each decoding job's next token is due; entries of cancelled jobs are skipped when they come up.
     due: BinaryHeap<Reverse<(Moment, JobId)>>,
-    /// Tokens held by running jobs, for the usage gauge only.
+    /// Tokens held by running jobs, for the usage gauge only; what several share counts for the first of them.
     running_tokens: u64,
 }
 
@@ -57,8 +66,8 @@ impl Fifo {
 
     pub(super) fn cancel(&mut self, now: Moment, id: JobId, out: &mut Vec<Event>) {
         self.waiting.retain(|job| job.id != id);
-        if let Some((job, _)) = self.prefilling.take_if(|(job, _)| job.id == id) {
-            self.running_tokens -= u64::from(job.prompt.tokens);
+        if let Some(prefilling) = self.prefilling.take_if(|prefilling| prefilling.job.id == id) {
+            self.running_tokens -= u64::from(prefilling.uncached);
             self.begin_prefill(now, out);
         }
         if let Some(decoding) = self.decoding.remove(&id) {
@@ -68,10 +77,12 @@ impl Fifo {
 
     pub(super) fn advance(&mut self, now: Moment, out: &mut Vec<Event>) {
         while let Some(at) = self.next_at().filter(|&at| at <= now) {
-            if let Some((job, _)) = self.prefilling.take_if(|(_, ends)| *ends == at) {
+            if let Some(prefilled) = self.prefilling.take_if(|prefilling| prefilling.ends == at) {
+                let Prefilling { job, uncached, .. } = prefilled;
+                let id = job.id;
                 self.pool.remember(&job.prompt.blocks);
-                self.decoding.insert(job.id, Decoding { job: job.clone(), generated: 0 });
-                self.token(job.id, at, out);
+                self.decoding.insert(id, Decoding { job, generated: 0, uncached });
+                self.token(id, at, out);
                 self.begin_prefill(at, out);
             } else if let Some(Reverse((at, id))) = self.due.pop() {
                 self.token(id, at, out);
@@ -80,7 +91,7 @@ impl Fifo {
     }
 
     pub(super) fn next_at(&self) -> Option<Moment> {
-        let prefilled = self.prefilling.as_ref().map(|(_, ends)| *ends);
+        let prefilled = self.prefilling.as_ref().map(|prefilling| prefilling.ends);
         let due = self.due.peek().map(|Reverse((at, _))| *at);
         [prefilled, due].into_iter().flatten().min()
     }
@@ -110,10 +121,11 @@ impl Fifo {
         let hits = self.pool.cached_run(job.prompt.cacheable(self.limits.block_tokens)) as u32;
         let cached_tokens = hits * self.limits.block_tokens;
         self.totals.looked_up(job.prompt.tokens, cached_tokens);
-        self.running_tokens += u64::from(job.prompt.tokens);
+        let uncached = job.prompt.tokens - cached_tokens;
+        self.running_tokens += u64::from(uncached);
         out.push(Event::Started { job: job.id, at: now, cached_tokens });
-        let ends = now.plus(self.timing.prefill(job.prompt.tokens - cached_tokens, true));
-        self.prefilling = Some((job, ends));
+        let ends = now.plus(self.timing.prefill(uncached, true));
+        self.prefilling = Some(Prefilling { job, ends, uncached });
     }
 
     fn token(&mut self, id: JobId, at: Moment, out: &mut Vec<Event>) {
@@ -131,7 +143,7 @@ impl Fifo {
     }
 
     fn leave(&mut self, decoding: &Decoding) {
-        self.running_tokens -= u64::from(decoding.job.prompt.tokens + decoding.generated);
+        self.running_tokens -= u64::from(decoding.uncached + decoding.generated);
         remember_answer(&mut self.pool, &decoding.job, decoding.generated, self.limits.block_tokens);
     }
 }

@@ -47,15 +47,16 @@ fn values_on_the_boards() {
         speed: vec![SpeedRow {
             endpoint: ENDPOINT,
             prefill_us_per_token: 250.0,
+            prefill_samples: 1_000,
             itl_us: 12_000.0,
-            samples: 1_000,
+            itl_samples: 1,
         }],
         ejected: vec![ENDPOINT],
     };
     golden(
         &part,
         "01010201fd080706050403020103fb2c01fc701101000001fd08070605040302012801020\
-         10000003f0901fd080706050403020100007a4300803b46fbe80301fd0807060504030201",
+         10000003f0901fd080706050403020100007a43fbe80300803b460101fd0807060504030201",
     );
 }
 

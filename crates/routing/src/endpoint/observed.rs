@@ -22,8 +22,11 @@ pub struct Observed {
     pub running: u32,
     /// Requests that waited in it.
     pub waiting: u32,
-    /// Those of the waiting that no replica's row accounted for: they came past the routers.
+    /// Those of the waiting that no replica's row accounted for, neither at this look nor at the one before:
+    /// they came past the routers. A request whose end is told a moment before or after a look seems so once.
     pub waiting_unexplained: u32,
+    /// Those of the waiting that no row accounted for at this look alone.
+    pub waiting_surplus: u32,
     /// Share of its KV blocks in use, 0 to 1, if it says so.
     pub kv_ratio: Option<f32>,
     /// Which life of the engine this is; 0 if unknown.
@@ -82,11 +85,14 @@ impl Observation {
         }
         let known_epoch = last.map_or(0, |last| last.engine_epoch);
         let in_engine = row.running.saturating_add(row.waiting);
+        let waiting_surplus = in_engine.saturating_sub(running_rows).min(row.waiting);
         let seen = Observed {
             at,
             running: row.running,
             waiting: row.waiting,
-            waiting_unexplained: in_engine.saturating_sub(running_rows).min(row.waiting),
+            waiting_unexplained: last
+                .map_or(waiting_surplus, |last| last.waiting_surplus.min(waiting_surplus)),
+            waiting_surplus,
             kv_ratio: row.kv_ratio.filter(|ratio| ratio.is_finite()).map(|ratio| ratio.clamp(0.0, 1.0)),
             engine_epoch: if row.engine_epoch == 0 { known_epoch } else { row.engine_epoch },
         };
@@ -164,8 +170,17 @@ mod tests {
         for (rows, unexplained) in [(0, 8.0), (4, 8.0), (8, 4.0), (12, 0.0), (50, 0.0)] {
             let seen = Observation::default();
             seen.take(&row(0, 8, 0), rows, at(0));
+            seen.take(&row(0, 8, 0), rows, at(1));
             assert_eq!(seen.glance(at(1)).waiting_unexplained, unexplained, "{rows} running by the rows");
         }
+    }
+
+    #[test]
+    fn a_surplus_of_one_look_alone_is_none() {
+        let seen = Observation::default();
+        seen.take(&row(0, 8, 0), 12, at(250));
+        seen.take(&row(0, 8, 0), 0, at(500));
+        assert_eq!(seen.glance(at(500)).waiting_unexplained, 0.0);
     }
 
     #[test]

@@ -64,11 +64,14 @@ pub struct CostSettings {
     pub tie_ms: f64,
     /// Weight of waiting for others' prompts. Default 1.
     pub wait_weight: f64,
-    /// Weight of computing what is not warm. Default 1.
+    /// Weight of computing what is not warm. Default 3: what an engine computes anew also delays all that come
+    /// behind it, which at a load of two thirds is twice what the request itself waits for it.
     pub prefill_weight: f64,
-    /// Weight of slower decoding, the request's own and what it costs the others there.
+    /// Weight of slower decoding, the request's own and what it costs the others there. Default 0.1: most
+    /// requests end long before the tokens they may ask for.
     pub decode_weight: f64,
-    /// Cost of a full KV cache, in ms. Default 500.
+    /// Cost of a full KV cache, in ms. Default 100: about what a preempted request costs, and little against
+    /// a queue, for usage moves with every request and is only looked at now and then.
     pub kv_pressure_ms: f64,
     /// Prompt tokens that a request which waits in the engine and came past the routers is taken for.
     /// Default 512.
@@ -80,9 +83,9 @@ impl Default for CostSettings {
         Self {
             tie_ms: 2.0,
             wait_weight: 1.0,
-            prefill_weight: 1.0,
+            prefill_weight: 3.0,
             decode_weight: 0.1,
-            kv_pressure_ms: 500.0,
+            kv_pressure_ms: 100.0,
             waiting_request_tokens: 512.0,
         }
     }

@@ -9,7 +9,7 @@ use super::Router;
 use crate::decision::Footing;
 use crate::endpoint::{Endpoint, Served};
 use crate::facts::SpeedRow;
-use crate::rates::{self, BytesPerToken, Known, SNAP_FACTOR, Speed, combine, median, snap_to_median};
+use crate::rates::{self, BytesPerToken, Known, Speed, believed, combine};
 use crate::request::{PromptUnit, RequestShape, ShapeRules};
 use crate::{EndpointId, Moment};
 
@@ -109,8 +109,8 @@ impl Router {
 
     /// Puts into force what all replicas together have learned. Every replica uses the figures as they are
     /// told, its own too, and takes engines of one model that are nearly alike for equal, so that small
-    /// differences of what each has seen don't make them decide differently. An engine of which nobody knows
-    /// anything is taken for one like the others of its model.
+    /// differences of what each has seen don't make them decide differently. An engine of which little is known
+    /// is taken for one like the others of its model.
     pub(super) fn apply_speeds(&self, rows: &[SpeedRow]) {
         let view = self.view();
         let prior = Speed::from(self.active.load().settings.speed);
@@ -127,31 +127,24 @@ impl Router {
             by_endpoint.entry(row.endpoint).or_default().push(*row);
         }
         for alike in by_model.values() {
-            let known: Vec<Known> = alike
-                .iter()
-                .map(|endpoint| combine(by_endpoint.get(&endpoint.id).map_or(&[], Vec::as_slice), &prior))
-                .collect();
-            let prefill = alike_figures(known.iter().map(|each| each.prefill_us_per_token).collect());
-            let itl = alike_figures(known.iter().map(|each| each.itl_us).collect());
-            for ((endpoint, prefill), itl) in alike.iter().zip(prefill).zip(itl) {
-                endpoint.set_speed(Speed {
-                    prefill_us_per_token: prefill.unwrap_or(prior.prefill_us_per_token),
-                    itl_us: itl.unwrap_or(prior.itl_us),
-                    ..prior
-                });
+            let figures = |figure: fn(&SpeedRow) -> (f32, u16), prior: f32| {
+                let known: Vec<Option<Known>> = alike
+                    .iter()
+                    .map(|endpoint| {
+                        let rows = by_endpoint.get(&endpoint.id).map_or(&[][..], Vec::as_slice);
+                        combine(rows.iter().map(figure), prior)
+                    })
+                    .collect();
+                believed(&known).unwrap_or_else(|| vec![prior; alike.len()])
+            };
+            let prefill =
+                figures(|row| (row.prefill_us_per_token, row.prefill_samples), prior.prefill_us_per_token);
+            let itl = figures(|row| (row.itl_us, row.itl_samples), prior.itl_us);
+            for ((endpoint, prefill_us_per_token), itl_us) in alike.iter().zip(prefill).zip(itl) {
+                endpoint.set_speed(Speed { prefill_us_per_token, itl_us, ..prior });
             }
         }
     }
-}
-
-/// The figures of engines of one model: those near the median are taken for equal to it, and those that are
-/// not known too. `None` where none is known.
-fn alike_figures(figures: Vec<Option<f32>>) -> Vec<Option<f32>> {
-    let mut known: Vec<f32> = figures.iter().flatten().copied().collect();
-    let usual = median(&known);
-    snap_to_median(&mut known, SNAP_FACTOR);
-    let mut snapped = known.into_iter();
-    figures.into_iter().map(|figure| figure.map_or(usual, |_| snapped.next())).collect()
 }
 
 /// Blocks by which a report may fall short of what was noted before that counts as evicted: engines cache

@@ -24,6 +24,7 @@ fn headline(decider: Decider, seed: u64) -> Scenario {
             tenants: 12,
             common_bytes: 2_048,
             tenant_bytes: 6_144,
+            first_bytes: 200,
             turn_bytes: 200,
             turns: 4,
             output_tokens: 32,
@@ -47,6 +48,7 @@ fn one_after_the_other(decider: Decider, seed: u64) -> Scenario {
             tenants: 1,
             common_bytes: 340,
             tenant_bytes: 0,
+            first_bytes: 2_500,
             turn_bytes: 400,
             turns: 5,
             output_tokens: 16,
@@ -67,6 +69,7 @@ fn behind_a_common_prompt(common_bytes: usize, decider: Decider, seed: u64) -> S
             tenants: 50,
             common_bytes,
             tenant_bytes: 6_000,
+            first_bytes: 400,
             turn_bytes: 400,
             turns: 1,
             output_tokens: 32,
@@ -93,6 +96,74 @@ fn mean(name: &str, seeds: std::ops::Range<u64>, of: impl Fn(u64) -> Scenario) -
     let mean = Figures::mean(&all);
     println!("{name:34} {mean}");
     mean
+}
+
+/// The headline bench in virtual time.
+fn bench(decider: Decider, seed: u64) -> Scenario {
+    Scenario {
+        decider,
+        engines: 4,
+        profile: Profile { prefill_us_per_token: 83, base_us: 0, itl_us: 4_000, cache_blocks: 710 },
+        workload: Workload {
+            tenants: 12,
+            common_bytes: 2_000,
+            tenant_bytes: 6_000,
+            first_bytes: 1_000,
+            turn_bytes: 400,
+            turns: 4,
+            output_tokens: 16,
+            clients: 16,
+            chats: 240,
+            think_us: 30_000,
+            chat: true,
+        },
+        seed,
+        push_us: 3_000,
+        usage: true,
+    }
+}
+
+/// Sixteen clients with chats of their own, at engines that compute one prompt at a time.
+fn sixteen_clients(decider: Decider, seed: u64) -> Scenario {
+    Scenario {
+        profile: Profile {
+            prefill_us_per_token: 250,
+            base_us: 30_000,
+            itl_us: 12_000,
+            cache_blocks: 100_000,
+        },
+        workload: Workload {
+            clients: 16,
+            think_us: 0,
+            output_tokens: 32,
+            ..one_after_the_other(decider.clone(), seed).workload
+        },
+        ..headline(decider, seed)
+    }
+}
+
+#[test]
+fn sixteen_clients_keep_their_chats_at_home() {
+    for count in [1, 3, 8] {
+        let name = format!("sixteen clients, {count} replicas");
+        let figures = mean(&name, 1..3, |seed| sixteen_clients(replicas(count), seed));
+        assert!(figures.follow_ups_at_home >= 0.98, "{count} replicas: {figures}");
+        assert!(figures.busiest_over_mean <= 1.35, "{count} replicas: {figures}");
+    }
+}
+
+#[test]
+fn the_headline_bench_in_virtual_time() {
+    let least = mean("bench, least connections", 1..3, |seed| bench(Decider::LeastConnections, seed));
+    mean("bench, all-knowing", 1..3, |seed| bench(Decider::Oracle, seed));
+    for count in [1, 3, 8] {
+        let figures = mean(&format!("bench, {count} replicas"), 1..3, |seed| bench(replicas(count), seed));
+        assert!(
+            figures.ttft_ms <= 0.25 * least.ttft_ms,
+            "{count} replicas {figures}, least connections {least}"
+        );
+        assert!(figures.busiest_over_mean <= 1.35, "{count} replicas: {figures}");
+    }
 }
 
 #[test]
@@ -163,6 +234,7 @@ fn every_policy_that_follows_load_spreads_prompts_that_come_one_at_a_time() {
             tenants: 400,
             common_bytes: 0,
             tenant_bytes: 300,
+            first_bytes: 20,
             turn_bytes: 20,
             turns: 1,
             chats: 400,

@@ -13,6 +13,9 @@ pub(crate) struct Workload {
     pub(crate) common_bytes: usize,
     /// Bytes after it that only a tenant's prompts have.
     pub(crate) tenant_bytes: usize,
+    /// Bytes of a chat's first message.
+    pub(crate) first_bytes: usize,
+    /// Bytes of each later one.
     pub(crate) turn_bytes: usize,
     pub(crate) turns: usize,
     pub(crate) output_tokens: u64,
@@ -53,8 +56,9 @@ impl Chat {
     /// The body of the next turn.
     pub(crate) fn next_body(&mut self) -> String {
         let seed = self.seed * 100 + self.turn as u64;
+        let bytes = if self.turn == 0 { self.workload.first_bytes } else { self.workload.turn_bytes };
         self.turn += 1;
-        self.messages.push(("user", prose(seed.wrapping_mul(0x9e37_79b9), self.workload.turn_bytes)));
+        self.messages.push(("user", prose(seed.wrapping_mul(0x9e37_79b9), bytes)));
         if self.workload.chat {
             let mut messages = vec![serde_json::json!({"role": "system", "content": self.system})];
             for (role, text) in &self.messages {

@@ -36,8 +36,8 @@ fn a_holder_with_a_long_wait_loses_to_an_idle_endpoint() {
     let prompt = shape(&router, &text("warm", 4_000));
     let home = choose(&router, &prompt, at(1)).endpoint.id;
     let elsewhere = [id(0), id(1)].into_iter().find(|each| *each != home).unwrap();
-    // 1,000 warm tokens are worth 250 ms; two prompts of 1,000 before it take 500 ms.
-    let _busy: Vec<_> = (0..2)
+    // 1,000 warm tokens are worth three times their 250 ms; four prompts of 1,000 before it take 1,000 ms.
+    let _busy: Vec<_> = (0..4)
         .map(|number| {
             let shape = shape(&router, &text(&format!("{number}"), 4_000));
             router.choose(&shape, &[elsewhere], at(1), &mut rng()).unwrap()
