@@ -12,6 +12,8 @@ use hyper::{Method, StatusCode, Uri};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{Client as HyperClient, Error as ClientError};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use routing::qoe::{ClassTargets, Digestion, End, Fared, Seen};
+use routing::request::{HeaderView, Slo};
 
 use super::reply::{Answer, ErrorKind, Failure, StreamReader, Usage, read_whole};
 
@@ -49,6 +51,19 @@ impl Default for Wire {
             session_header: None,
             endpoint_header: HeaderName::from_static("x-grapevine-endpoint"),
         }
+    }
+}
+
+impl Wire {
+    /// What requests with these headers expect of their tokens.
+    pub(super) fn slo(&self) -> Slo {
+        struct Sent<'a>(&'a HeaderMap);
+        impl HeaderView for Sent<'_> {
+            fn get(&self, name: &str) -> Option<&[u8]> {
+                self.0.get(name).map(HeaderValue::as_bytes)
+            }
+        }
+        Slo::of_headers(&Sent(&self.headers), &ClassTargets::default())
     }
 }
 
@@ -95,6 +110,35 @@ pub struct Outcome {
     pub content_events: u64,
     /// The answer's text.
     pub text: String,
+}
+
+impl Outcome {
+    /// How the user of this stream fared who expected it by `slo`.
+    pub(super) fn fared(&self, slo: &Slo) -> Fared {
+        let mut digestion = Digestion::new(slo, 1);
+        if let Some(ttft) = self.ttft {
+            let mut at = ttft;
+            digestion.arrived(millis(at), 1);
+            for gap in &self.gaps {
+                at += *gap;
+                digestion.arrived(millis(at), 1);
+            }
+        }
+        let seen = Seen {
+            end: if self.verdict.is_ok() { End::Answered } else { End::Failed },
+            stream: true,
+            digestion: Some(&digestion),
+            first_byte_ms: None,
+            output_tokens: self.usage.and_then(|usage| u32::try_from(usage.completion_tokens).ok()),
+            samples: 1,
+            total_ms: millis(self.e2e),
+        };
+        seen.judge(slo)
+    }
+}
+
+fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1_000.0
 }
 
 impl Outcome {

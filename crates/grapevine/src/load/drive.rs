@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use routing::request::Slo;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{sleep, sleep_until, timeout};
@@ -100,6 +101,8 @@ struct Run {
     spread: Spread,
     envelope: Envelope,
     limits: Limits,
+    /// What users expect, where streams are asked for.
+    slo: Option<Slo>,
     live: Arc<Live>,
     feed: Mutex<Feed>,
     /// Requests assigned to targets so far.
@@ -152,6 +155,7 @@ impl Run {
             spread: plan.spread,
             envelope: plan.envelope.clone(),
             limits: plan.limits,
+            slo: plan.envelope.stream.then(|| plan.wire.slo()),
             live,
             feed: Mutex::new(Feed {
                 workload: Workload::new(plan.source.clone(), plan.envelope.api, plan.seed),
@@ -241,6 +245,7 @@ impl Run {
             turn: request.turn,
             home: talk.home.as_deref(),
             retries,
+            slo: self.slo.as_ref(),
         });
         drop(in_flight);
         if outcome.verdict.is_err() {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+use routing::request::{PRIORITY_HEADER, TPOT_HEADER, TTFT_HEADER};
 
 use super::body::{Api, Envelope};
 use super::client::{Target, Wire};
@@ -116,6 +117,17 @@ pub struct Options {
     /// A header for every request; repeat it for several
     #[arg(long = "header", value_name = "NAME: VALUE", help_heading = "Requests")]
     pub headers: Vec<String>,
+    /// Class of every request, 1 (high) to 3: sent as x-request-priority
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=3), help_heading = "Requests")]
+    pub priority: Option<u8>,
+    /// First token expected after this time: sent as x-slo-ttft-ms, and the answers are judged by it
+    /// [default: the class's]
+    #[arg(long, value_name = "MS", help_heading = "Requests")]
+    pub slo_ttft_ms: Option<f64>,
+    /// Time between tokens expected: sent as x-slo-tpot-ms, and the answers are judged by it
+    /// [default: the class's]
+    #[arg(long, value_name = "MS", help_heading = "Requests")]
+    pub slo_tpot_ms: Option<f64>,
     /// Header that tells which chat a request belongs to [default: none]
     #[arg(long, value_name = "NAME", help_heading = "Requests")]
     pub session_header: Option<String>,
@@ -277,6 +289,15 @@ impl Options {
                 None => faults.push(format!("--header {header:?}: must be NAME: VALUE")),
             }
         }
+        for (name, value) in [
+            (PRIORITY_HEADER, self.priority.map(|class| class.to_string())),
+            (TTFT_HEADER, self.slo_ttft_ms.map(|ms| ms.to_string())),
+            (TPOT_HEADER, self.slo_tpot_ms.map(|ms| ms.to_string())),
+        ] {
+            if let Some(value) = value.and_then(|text| text.parse().ok()) {
+                wire.headers.insert(HeaderName::from_static(name), value);
+            }
+        }
         let mut name = |flag: &str, name: &str| {
             let parsed: Option<HeaderName> = name.parse().ok();
             if parsed.is_none() {
@@ -307,6 +328,8 @@ impl Options {
         above_zero("sessions", self.sessions.map(|value| value as f64));
         above_zero("requests", self.requests.map(|value| value as f64));
         above_zero("max-tokens", self.max_tokens.map(f64::from));
+        above_zero("slo-ttft-ms", self.slo_ttft_ms);
+        above_zero("slo-tpot-ms", self.slo_tpot_ms);
         above_zero("timeout", Some(self.timeout.as_secs_f64()));
         above_zero("connect-timeout", Some(self.connect_timeout.as_secs_f64()));
     }
@@ -335,6 +358,8 @@ impl Options {
                 "--sessions: endless chats have no last one",
             ),
             (self.sessions.is_some(), chat, "sessions", "generated chats"),
+            (self.slo_ttft_ms.is_some(), !self.no_stream, "slo-ttft-ms", "streams"),
+            (self.slo_tpot_ms.is_some(), !self.no_stream, "slo-tpot-ms", "streams"),
             (self.turns.is_some(), chat, "turns", "generated chats"),
             (self.tenants.is_some(), chat, "tenants", "generated chats"),
             (self.common_bytes.is_some(), chat, "common-bytes", "generated chats"),

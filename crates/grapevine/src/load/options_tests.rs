@@ -1,4 +1,5 @@
 use clap::Parser;
+use routing::request::Slo;
 
 use super::*;
 
@@ -69,6 +70,18 @@ fn every_trace_option_reaches_the_trace() {
     assert_eq!(trace("--arrivals recorded").rows[1].at, Duration::ZERO);
     assert_ne!(trace("--arrivals spread").rows[1].at, Duration::ZERO);
     assert_ne!(trace("--seed 1"), trace("--seed 2"));
+}
+
+#[test]
+fn what_requests_expect_is_sent_and_is_what_answers_are_judged_by() {
+    let planned = plan("--priority 1 --slo-ttft-ms 300 --slo-tpot-ms 12.5");
+    let sent =
+        ["x-request-priority", "x-slo-ttft-ms", "x-slo-tpot-ms"].map(|name| &planned.wire.headers[name]);
+    assert_eq!(sent, ["1", "300", "12.5"]);
+    let slo = |ttft_ms, tpot_ms| Slo { ttft_ms, tpot_ms, total_ms: None };
+    assert_eq!(planned.wire.slo(), slo(300.0, 12.5));
+    assert_eq!(plan("--header x-request-priority:3").wire.slo(), slo(3_000.0, 100.0));
+    assert_eq!(plan("").wire.slo(), slo(2_000.0, 50.0));
 }
 
 #[test]

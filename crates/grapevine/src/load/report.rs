@@ -20,6 +20,28 @@ pub struct Milliseconds {
     pub max: Option<f64>,
 }
 
+/// Quality of experience, 0 to 1. All absent (`null`) if nothing was measured.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Ratios {
+    /// The mean.
+    pub mean: Option<f64>,
+    /// The median.
+    pub p50: Option<f64>,
+    /// A tenth fared no better.
+    pub p10: Option<f64>,
+}
+
+/// Shares of streams that met their targets, 0 to 1; absent (`null`) without any.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct SloMet {
+    /// The first token.
+    pub ttft: Option<f64>,
+    /// The mean time between tokens.
+    pub tpot: Option<f64>,
+    /// Both.
+    pub both: Option<f64>,
+}
+
 /// What a run measured. Times and tokens are those of whole answers.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -33,6 +55,10 @@ pub struct Report {
     pub itl_ms: Milliseconds,
     /// To the reply's end.
     pub e2e_ms: Milliseconds,
+    /// Quality of experience of streams, by what they expected; those that failed count 0.
+    pub qoe: Ratios,
+    /// Streams that met their targets; those that failed met none.
+    pub slo_met: SloMet,
     /// Cached prompt tokens over all prompt tokens, of answers that told both; absent if none did.
     pub hit_rate: Option<f64>,
     /// Replies by the endpoint they named.
@@ -106,6 +132,12 @@ impl fmt::Display for Report {
             writeln!(f)?;
         }
         writeln!(f)?;
+        if let Ratios { mean: Some(mean), p50: Some(p50), p10: Some(p10) } = self.qoe {
+            writeln!(f, "quality (QoE)       {mean:.3} mean, {p50:.3} median, {p10:.3} worst tenth")?;
+        }
+        if let SloMet { ttft: Some(ttft), tpot: Some(tpot), both: Some(both) } = self.slo_met {
+            writeln!(f, "within targets      {both:.3} ({ttft:.3} first token, {tpot:.3} pace)")?;
+        }
         if let Some(hit_rate) = self.hit_rate {
             writeln!(
                 f,

@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
+use routing::qoe::{Fared, Target};
+use routing::request::Slo;
 
 use super::client::Outcome;
 use super::reply::ErrorKind;
-use super::report::{Milliseconds, Report};
+use super::report::{Milliseconds, Ratios, Report, SloMet};
 
 /// The longest time told apart, an hour; longer ones count as that.
 const TIME_US_MAX: u64 = 3_600_000_000;
@@ -48,6 +50,63 @@ impl Times {
     }
 }
 
+/// Ratios from 0 to 1, counted.
+#[derive(Debug, Clone)]
+struct RatioCounts {
+    /// In steps of 1 / [`RATIO_STEPS`].
+    steps: Histogram<u64>,
+    sum: f64,
+}
+
+/// How finely ratios are told apart.
+const RATIO_STEPS: f64 = 10_000.0;
+
+impl RatioCounts {
+    fn new() -> Self {
+        let steps = Histogram::new_with_bounds(1, RATIO_STEPS as u64, DIGITS);
+        Self { steps: steps.expect("constant bounds are in order"), sum: 0.0 }
+    }
+
+    fn record(&mut self, ratio: f64) {
+        self.steps.saturating_record((ratio * RATIO_STEPS).round() as u64);
+        self.sum += ratio;
+    }
+
+    fn ratios(&self) -> Ratios {
+        if self.steps.is_empty() {
+            return Ratios::default();
+        }
+        // The histogram names a value by the upper end of its bucket.
+        let at = |quantile| Some((self.steps.value_at_quantile(quantile) as f64 / RATIO_STEPS).min(1.0));
+        Ratios { mean: Some(self.sum / self.steps.len() as f64), p50: at(0.5), p10: at(0.1) }
+    }
+}
+
+/// Streams that met their targets, and all of them.
+#[derive(Debug, Clone, Copy, Default)]
+struct Attained {
+    streams: u64,
+    ttft: u64,
+    tpot: u64,
+    both: u64,
+}
+
+impl Attained {
+    /// An answer of one token has no time between tokens to miss.
+    fn record(&mut self, fared: &Fared) {
+        let (ttft, tpot) = (fared.ttft == Some(Target::Met), fared.tpot != Some(Target::Missed));
+        self.streams += 1;
+        self.ttft += u64::from(ttft);
+        self.tpot += u64::from(tpot);
+        self.both += u64::from(ttft && tpot);
+    }
+
+    fn shares(self) -> SloMet {
+        let share = |met: u64| (self.streams > 0).then(|| met as f64 / self.streams as f64);
+        SloMet { ttft: share(self.ttft), tpot: share(self.tpot), both: share(self.both) }
+    }
+}
+
 /// Everything counted in one run.
 #[derive(Debug, Clone)]
 struct Statistics {
@@ -57,6 +116,8 @@ struct Statistics {
     gaps: Times,
     e2e: Times,
     late: Times,
+    qoe: RatioCounts,
+    attained: Attained,
     prompt_tokens: u64,
     cached_tokens: u64,
     output_tokens: u64,
@@ -80,6 +141,8 @@ pub(super) struct Finished<'a> {
     pub home: Option<&'a str>,
     /// How often it was sent again.
     pub retries: u32,
+    /// What its user expected, if it asked for a stream.
+    pub slo: Option<&'a Slo>,
 }
 
 /// The counters of a run, shared by those who drive it and those who watch it.
@@ -105,6 +168,8 @@ impl Live {
                 gaps: Times::new(),
                 e2e: Times::new(),
                 late: Times::new(),
+                qoe: RatioCounts::new(),
+                attained: Attained::default(),
                 prompt_tokens: 0,
                 cached_tokens: 0,
                 output_tokens: 0,
@@ -154,6 +219,8 @@ impl Live {
             ttft_ms: statistics.ttft.milliseconds(),
             itl_ms: statistics.gaps.milliseconds(),
             e2e_ms: statistics.e2e.milliseconds(),
+            qoe: statistics.qoe.ratios(),
+            slo_met: statistics.attained.shares(),
             hit_rate: ratio(statistics.cached_tokens, statistics.prompt_tokens),
             per_endpoint: statistics.per_endpoint,
             follow_ups: statistics.follow_ups,
@@ -206,6 +273,13 @@ impl Live {
         statistics.retries += u64::from(finished.retries);
         if let Some(name) = &outcome.endpoint {
             statistics.count_endpoint(name);
+        }
+        if let Some(slo) = finished.slo {
+            let fared = outcome.fared(slo);
+            if let Some(qoe) = fared.qoe {
+                statistics.qoe.record(qoe);
+            }
+            statistics.attained.record(&fared);
         }
         if let Err(failure) = &outcome.verdict {
             let entry = statistics.errors.entry(failure.kind).or_insert_with(|| (0, failure.detail.clone()));

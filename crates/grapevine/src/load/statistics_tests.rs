@@ -3,6 +3,8 @@ use serde_json::Value;
 use super::*;
 use crate::load::reply::{Failure, PromptDetails, Usage};
 
+const SLO: Slo = Slo { ttft_ms: 1_000.0, tpot_ms: 20.0, total_ms: None };
+
 fn answered(endpoint: &str, ttft_ms: u64) -> Outcome {
     let details = PromptDetails { cached_tokens: Some(30) };
     Outcome {
@@ -24,7 +26,7 @@ fn failed(kind: ErrorKind) -> Outcome {
 }
 
 fn record(live: &Live, outcome: &Outcome, turn: u32, home: Option<&str>) {
-    live.record(&Finished { outcome, turn, home, retries: 0 });
+    live.record(&Finished { outcome, turn, home, retries: 0, slo: Some(&SLO) });
 }
 
 #[test]
@@ -39,6 +41,11 @@ fn the_json_has_the_documented_keys() {
     for times in ["ttft_ms", "itl_ms", "e2e_ms"] {
         for key in ["mean", "p50", "p90", "p99"] {
             assert!(json[times][key].is_number(), "{times}.{key}");
+        }
+    }
+    for (ratios, keys) in [("qoe", ["mean", "p50", "p10"]), ("slo_met", ["ttft", "tpot", "both"])] {
+        for key in keys {
+            assert!(json[ratios][key].is_number(), "{ratios}.{key}");
         }
     }
     assert_eq!(json["requests"], 2);
@@ -59,6 +66,26 @@ fn times_are_those_of_whole_answers_to_three_digits() {
     assert!(near(times.p50, 50.0) && near(times.p90, 90.0) && near(times.p99, 99.0), "{times:?}");
     assert!(near(times.mean, 50.5) && near(times.max, 100.0), "{times:?}");
     assert!(near(live.report().itl_ms.mean, 10.0));
+}
+
+#[test]
+fn streams_are_judged_by_what_they_expected_and_failed_ones_count_nothing() {
+    let live = Live::new();
+    for _ in 0..8 {
+        record(&live, &answered("a", 100), 0, None);
+    }
+    // Three tokens, 1 s late, and taken in within 60 ms: an area of 90 of 90 + 3 x 1,000.
+    record(&live, &answered("a", 2_000), 0, None);
+    record(&live, &failed(ErrorKind::Truncated), 0, None);
+    let report = live.report();
+    let late = 90.0 / 3_090.0;
+    assert!((report.qoe.mean.unwrap() - (8.0 + late) / 10.0).abs() < 1e-9, "{:?}", report.qoe);
+    assert_eq!((report.qoe.p50, report.qoe.p10), (Some(1.0), Some(0.0)));
+    assert_eq!(report.slo_met, SloMet { ttft: Some(0.8), tpot: Some(0.9), both: Some(0.8) });
+    // Replies in one piece have no quality.
+    let whole = Live::new();
+    whole.record(&Finished { outcome: &answered("a", 1), turn: 0, home: None, retries: 0, slo: None });
+    assert_eq!((whole.report().qoe, whole.report().slo_met), (Ratios::default(), SloMet::default()));
 }
 
 #[test]
@@ -124,6 +151,7 @@ fn the_table_shows_what_went_wrong_and_how_often() {
         "first token",
         "12.0",
         "http://e1",
+        "0.500 mean",
         "connect",
         "why",
         "1 chats ended early",

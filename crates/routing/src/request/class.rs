@@ -6,12 +6,20 @@ use serde::{Deserialize, Serialize};
 
 use super::rules::ShapeRules;
 use crate::SessionKey;
+use crate::qoe::ClassTargets;
 
 /// The longest span that can be a target, in ms: an hour. Anything longer is a mistake.
 pub const TARGET_MS_MAX: f64 = 3_600_000.0;
 
 /// The most output tokens that a header may announce; beyond it is a mistake.
 const OUTPUT_TOKENS_MAX: u32 = 10_000_000;
+
+/// The header that says how urgent a request is, 1 to 3.
+pub const PRIORITY_HEADER: &str = "x-request-priority";
+/// The header that says when the first token is expected, in ms after arrival.
+pub const TTFT_HEADER: &str = "x-slo-ttft-ms";
+/// The header that says when each further token is expected, in ms after the one before.
+pub const TPOT_HEADER: &str = "x-slo-tpot-ms";
 
 /// A request's headers, however the server keeps them.
 pub trait HeaderView {
@@ -88,6 +96,11 @@ impl Slo {
         };
         Self { ttft_ms, tpot_ms, total_ms: None }
     }
+
+    /// What a request with these headers expects, where its class expects what `targets` says.
+    pub fn of_headers(headers: &dyn HeaderView, targets: &ClassTargets) -> Self {
+        Reader { headers, ignored: 0 }.class(targets).1
+    }
 }
 
 /// What the headers say.
@@ -103,15 +116,7 @@ pub(super) struct Told {
 /// Reads the headers; a value that makes no sense counts as not sent.
 pub(super) fn read_headers(headers: &dyn HeaderView, rules: &ShapeRules) -> Told {
     let mut reader = Reader { headers, ignored: 0 };
-    let priority = reader
-        .value("x-request-priority", |text| Priority::from_number(text.parse().ok()?))
-        .unwrap_or_default();
-    let defaults = rules.targets.of(priority);
-    let slo = Slo {
-        ttft_ms: reader.value("x-slo-ttft-ms", target_ms).unwrap_or(defaults.ttft_ms),
-        tpot_ms: reader.value("x-slo-tpot-ms", target_ms).unwrap_or(defaults.tpot_ms),
-        total_ms: reader.value("x-sla-target-ms", target_ms),
-    };
+    let (priority, slo) = reader.class(&rules.targets);
     let output_tokens = reader.value("x-expected-output-tokens", |text| {
         text.parse().ok().filter(|tokens: &NonZeroU32| tokens.get() <= OUTPUT_TOKENS_MAX)
     });
@@ -132,6 +137,18 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
+    fn class(&mut self, targets: &ClassTargets) -> (Priority, Slo) {
+        let priority =
+            self.value(PRIORITY_HEADER, |text| Priority::from_number(text.parse().ok()?)).unwrap_or_default();
+        let defaults = targets.of(priority);
+        let slo = Slo {
+            ttft_ms: self.value(TTFT_HEADER, target_ms).unwrap_or(defaults.ttft_ms),
+            tpot_ms: self.value(TPOT_HEADER, target_ms).unwrap_or(defaults.tpot_ms),
+            total_ms: self.value("x-sla-target-ms", target_ms),
+        };
+        (priority, slo)
+    }
+
     fn value<T>(&mut self, name: &str, read: impl FnOnce(&str) -> Option<T>) -> Option<T> {
         let bytes = self.headers.get(name)?;
         let value = std::str::from_utf8(bytes).ok().and_then(|text| read(text.trim()));

@@ -16,7 +16,7 @@ mod shape;
 mod text;
 
 pub use body::ResumeObstacles;
-pub use class::{HeaderView, Priority, Slo, TARGET_MS_MAX};
+pub use class::{HeaderView, PRIORITY_HEADER, Priority, Slo, TARGET_MS_MAX, TPOT_HEADER, TTFT_HEADER};
 pub use refusal::BadRequest;
 pub use rules::{Beginning, BeginningHash, ShapeRules};
 pub use shape::{PromptUnit, RequestShape, Route, response_key};
