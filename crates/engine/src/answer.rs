@@ -41,6 +41,11 @@ impl Answer {
         if n == 0 { self } else { Self { seed: mix(self.seed, u64::from(n) << 32), said: 0 } }
     }
 
+    /// What is said instead when it is said from KV of another prompt.
+    pub(crate) fn spoiled(self) -> Self {
+        Self { seed: mix(self.seed, u64::MAX >> 1), said: 0 }
+    }
+
     /// How many words of the answer the prompt already holds.
     pub fn said(self) -> u32 {
         self.said

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::scheduler::{Limits, SchedulerKind};
 use crate::timing::{Profile, Timing};
+use crate::transfer::{BadParams, Connector, Role, Transfer};
 
 /// The flags of `grapevine engine`.
 #[derive(clap::Args, Clone, Debug)]
@@ -60,6 +61,36 @@ pub struct Options {
     /// Data-parallel ranks behind this address, each with its own scheduler and cache
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub data_parallel_size: u32,
+    /// Which legs of a request that is split over two engines to take
+    #[arg(long, value_enum, default_value_t)]
+    pub role: Role,
+    /// How such legs come [default: nixl with a role, else none]
+    #[arg(long, value_enum)]
+    pub kv_connector: Option<Connector>,
+    /// Port of the NIXL side channel or the bootstrap server; 0 picks a free one
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    pub kv_port: u16,
+    /// Fixed part of a KV transfer, in ms [default: the profile's]
+    #[arg(long, value_name = "MS")]
+    pub kv_base_ms: Option<f64>,
+    /// KV transfer of one token, in microseconds [default: the profile's]
+    #[arg(long, value_name = "US")]
+    pub kv_token_us: Option<f64>,
+    /// How long the KV of a prefill is kept for a decode engine that does not come, in s
+    #[arg(long, value_name = "S", default_value_t = 480.0)]
+    pub kv_pin_s: f64,
+    /// How long an unreachable prefill engine is tried, in s; twice as long for a stream
+    #[arg(long, value_name = "S", default_value_t = 5.0)]
+    pub kv_handshake_s: f64,
+    /// How long one side of a bootstrap room waits for the other, in s
+    #[arg(long, value_name = "S", default_value_t = 300.0)]
+    pub kv_join_s: f64,
+    /// Refuse incomplete `kv_transfer_params` instead of dying of them
+    #[arg(long)]
+    pub refuse_bad_kv_params: bool,
+    /// Go on answering with errors when the engine's core has died
+    #[arg(long)]
+    pub keep_alive_on_core_death: bool,
     /// Ask for this bearer token under /v1
     #[arg(long, value_name = "KEY")]
     pub api_key: Option<String>,
@@ -93,6 +124,10 @@ pub struct Config {
     pub natural_tokens: Option<u32>,
     /// Ranks, at least 1.
     pub ranks: u32,
+    /// What it does for prompts that are computed and decoded in different engines.
+    pub transfer: Transfer,
+    /// Whether it goes on answering, with errors, when its core has died; else it ends.
+    pub keep_alive_on_core_death: bool,
     /// The bearer token asked for under `/v1`.
     pub api_key: Option<String>,
     /// Whether usage names cached tokens.
@@ -116,6 +151,8 @@ const RANKS_MAX: u32 = 64;
 const SPEED_MAX: f64 = 10_000.0;
 /// An hour per step or token is a typing error.
 const TIME_MS_MAX: f64 = 3_600_000.0;
+/// Waiting longer than a day is a typing error.
+const WAIT_S_MAX: f64 = 86_400.0;
 /// A block is a few hundred bytes of memory here; 16 million of them are 400 MB.
 const KV_BLOCKS_MAX: u32 = 1 << 24;
 
@@ -137,6 +174,8 @@ impl Config {
             model_tokens_max: 131_072,
             natural_tokens: None,
             ranks: 1,
+            transfer: Transfer::profile(profile),
+            keep_alive_on_core_death: false,
             api_key: None,
             cached_tokens: true,
             metrics: true,
@@ -148,7 +187,18 @@ impl Config {
     /// The simple engine of the benches: [`SchedulerKind::Fifo`] at this speed-up of a profile.
     pub fn fifo(profile: Profile, speed: f64) -> Self {
         let base = Self::profile(profile);
-        Self { scheduler: SchedulerKind::Fifo, timing: base.timing.sped_up(speed), ..base }
+        Self {
+            scheduler: SchedulerKind::Fifo,
+            timing: base.timing.sped_up(speed),
+            transfer: base.transfer.sped_up(speed),
+            ..base
+        }
+    }
+
+    /// The same engine as one side of a connector.
+    #[must_use]
+    pub fn with_role(self, role: Role, connector: Connector) -> Self {
+        Self { transfer: Transfer { role, connector, ..self.transfer }, ..self }
     }
 }
 
@@ -170,6 +220,8 @@ impl Options {
             ("prefill-base-ms", self.prefill_base_ms),
             ("prefill-token-us", self.prefill_token_us.map(|us| us / 1e3)),
             ("inter-token-ms", self.inter_token_ms),
+            ("kv-base-ms", self.kv_base_ms),
+            ("kv-token-us", self.kv_token_us.map(|us| us / 1e3)),
         ] {
             let time_ms = time_ms.unwrap_or(0.0);
             check((0.0..=TIME_MS_MAX).contains(&time_ms), flag, &time_ms, "0 to one hour");
@@ -187,6 +239,22 @@ impl Options {
         ] {
             check((1..=max).contains(&value), flag, &value, &format!("1 to {max}"));
         }
+        for (flag, time_s) in [
+            ("kv-pin-s", self.kv_pin_s),
+            ("kv-handshake-s", self.kv_handshake_s),
+            ("kv-join-s", self.kv_join_s),
+        ] {
+            let fine = time_s > 0.0 && time_s <= WAIT_S_MAX;
+            check(fine, flag, &time_s, "above 0 and at most one day");
+        }
+        let paired = match self.connector() {
+            Connector::None => self.role == Role::Both,
+            Connector::Nixl => true,
+            Connector::Bootstrap => self.role != Role::Both,
+        };
+        let allowed = "none with --role both, nixl with any, bootstrap with --role prefill or decode";
+        let connector = clap::ValueEnum::to_possible_value(&self.connector());
+        check(paired, "kv-connector", &connector.as_ref().map_or("", |value| value.get_name()), allowed);
         check(!self.model.is_empty(), "model", &"(empty)", "any name of at least one character");
         if !faults.is_empty() {
             return Err(ConfigError(faults));
@@ -206,12 +274,37 @@ impl Options {
             model_tokens_max: self.max_model_len,
             natural_tokens: self.output_tokens,
             ranks: self.data_parallel_size,
+            transfer: self.transfer(),
+            keep_alive_on_core_death: self.keep_alive_on_core_death,
             api_key: self.api_key.clone(),
             cached_tokens: !self.no_cached_tokens,
             metrics: !self.no_metrics,
             faults: self.faults,
             recorded_max: 0,
         })
+    }
+
+    fn connector(&self) -> Connector {
+        let usual = if self.role == Role::Both { Connector::None } else { Connector::Nixl };
+        self.kv_connector.unwrap_or(usual)
+    }
+
+    fn transfer(&self) -> Transfer {
+        let profile = Transfer::profile(self.profile);
+        let time = |ms: Option<f64>, default| ms.map_or(default, |ms| Duration::from_secs_f64(ms / 1e3));
+        Transfer {
+            role: self.role,
+            connector: self.connector(),
+            port: self.kv_port,
+            base: time(self.kv_base_ms, profile.base),
+            per_token: time(self.kv_token_us.map(|us| us / 1e3), profile.per_token),
+            pin_max: Duration::from_secs_f64(self.kv_pin_s),
+            handshake_max: Duration::from_secs_f64(self.kv_handshake_s),
+            join_max: Duration::from_secs_f64(self.kv_join_s),
+            bad_params: if self.refuse_bad_kv_params { BadParams::Refused } else { BadParams::Fatal },
+            ..profile
+        }
+        .sped_up(self.speed)
     }
 
     fn timing(&self) -> Timing {
@@ -262,9 +355,37 @@ mod tests {
     }
 
     #[test]
+    fn a_role_means_nixl_unless_said_otherwise() {
+        for (line, role, connector) in [
+            ("", Role::Both, Connector::None),
+            ("--role prefill", Role::Prefill, Connector::Nixl),
+            ("--role decode --kv-connector bootstrap", Role::Decode, Connector::Bootstrap),
+            ("--kv-connector nixl", Role::Both, Connector::Nixl),
+        ] {
+            let transfer = options(line).config().expect("valid").transfer;
+            assert_eq!((transfer.role, transfer.connector), (role, connector), "{line}");
+        }
+        for line in ["--role prefill --kv-connector none", "--kv-connector bootstrap"] {
+            let fault = options(line).config().expect_err("no such pair").to_string();
+            assert!(fault.contains("--kv-connector"), "{fault}");
+        }
+    }
+
+    #[test]
+    fn speed_divides_the_times_of_transfers_and_pins() {
+        let transfer = options("--role prefill --kv-base-ms 8 --kv-token-us 4 --kv-pin-s 30 --speed 2")
+            .config()
+            .expect("valid")
+            .transfer;
+        assert_eq!(transfer.time(1_000), Duration::from_millis(6));
+        assert_eq!(transfer.pin_max, Duration::from_secs(15));
+    }
+
+    #[test]
     fn defaults_are_those_of_the_profile() {
         let (from_flags, direct) =
             (options("--profile l40s").config().expect("valid"), Config::profile(Profile::Llama8bL40s));
         assert_eq!((from_flags.timing, from_flags.limits), (direct.timing, direct.limits));
+        assert_eq!(from_flags.transfer, direct.transfer);
     }
 }

@@ -12,8 +12,8 @@ use tokio::sync::watch;
 use crate::scheduler::Gauges;
 
 /// A way for one generating request (`POST /v1/...`) to go wrong. Token counts are those of choice 0. Embeddings
-/// and responses know the first three kinds that strike before anything is computed ([`Fault::Status`],
-/// [`Fault::Reset`], [`Fault::Freeze`]); another one that falls on them is spent without effect.
+/// and responses know the kinds that strike before anything is computed ([`Fault::Status`],
+/// [`Fault::CoreDeath`], [`Fault::Reset`], [`Fault::Freeze`]); another one that falls on them is spent without effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Fault {
@@ -24,6 +24,9 @@ pub enum Fault {
         /// Seconds for a `Retry-After` header; none without.
         retry_after_s: Option<u32>,
     },
+    /// Answered with 500, and the engine's core dies of it: every request under way and to come fails, and the
+    /// engine ends unless it is to be kept alive.
+    CoreDeath,
     /// The connection is reset before the first byte of the head.
     Reset,
     /// The connection is reset once this many tokens are out (unstreamed: computed).
@@ -235,7 +238,7 @@ impl Fault {
             | Self::ErrorEventAfter { tokens }
             | Self::AbortAfter { tokens }
             | Self::CommentsAfter { tokens, .. } => Some(tokens),
-            Self::Status { .. } | Self::Reset | Self::Freeze | Self::Drip { .. } => None,
+            Self::Status { .. } | Self::CoreDeath | Self::Reset | Self::Freeze | Self::Drip { .. } => None,
         }
     }
 

@@ -7,14 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tokio::net::TcpListener;
-use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::config::{Config, ConfigError, Options};
 use crate::fault::{Fault, Health, Lies};
-use crate::rank::Phase;
+use crate::flight::Phase;
 use crate::record::{Recorded, Route};
 use crate::server::{Closing, Server, serve_connections};
+use crate::transfer::pinned::Released;
+use crate::transfer::{Connector, Role, Transfer, courier, side};
 
 /// Why an engine did not start.
 #[derive(Debug, thiserror::Error)]
@@ -30,14 +31,17 @@ pub enum EngineError {
         /// What the system said.
         source: io::Error,
     },
+    /// The part that computes died of a request, and the engine with it.
+    #[error("the engine's core has died")]
+    CoreDied,
 }
 
 /// A running engine. Dropping it is like killing its process: connections are reset and the port is free.
 pub struct Engine {
     addr: SocketAddr,
     server: Arc<Server>,
-    closing: watch::Sender<Closing>,
-    accepting: Option<JoinHandle<()>>,
+    /// The loops that accept clients and other engines.
+    accepting: Vec<JoinHandle<()>>,
     driving: Vec<JoinHandle<()>>,
 }
 
@@ -70,6 +74,26 @@ pub struct Stats {
     pub connections_open: u64,
     /// Requests whose client left before the end of the reply.
     pub requests_abandoned: u64,
+    /// Finished prefills whose blocks are kept for other engines.
+    pub pinned_requests: u32,
+    /// The blocks they keep.
+    pub pinned_blocks: u32,
+    /// Sequences that wait for KV from other engines.
+    pub fetching: u32,
+    /// Finished prefills whose blocks were kept.
+    pub staged: u64,
+    /// Of these, given up because nobody came in time.
+    pub expired: u64,
+    /// Transfers that brought KV from other engines.
+    pub transfers: u64,
+    /// Transfers that failed.
+    pub transfers_failed: u64,
+    /// Prompt tokens that came from other engines.
+    pub fetched_tokens: u64,
+    /// Sequences answered from KV that was not their own.
+    pub spoiled: u64,
+    /// Bootstrap rooms in which a leg is.
+    pub rooms: usize,
 }
 
 impl Engine {
@@ -82,15 +106,22 @@ impl Engine {
         let listen = |source| EngineError::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(listen)?;
         let addr = listener.local_addr().map_err(listen)?;
-        let server = Arc::new(Server::new(config));
-        let (closing, told) = watch::channel(Closing::Not);
-        let drive = |rank: &Arc<_>| {
-            let rank: Arc<crate::rank::Rank> = Arc::clone(rank);
-            tokio::spawn(async move { rank.drive().await })
-        };
-        let driving = server.ranks.iter().map(drive).collect();
-        let accepting = tokio::spawn(serve_connections(Arc::clone(&server), listener, told));
-        Ok(Self { addr, server, closing, accepting: Some(accepting), driving })
+        let side = side_channel(&config.transfer, addr).await?;
+        let (side, side_addr) = side.unzip();
+        let (server, errands) = Server::new(config, side_addr);
+        let server = Arc::new(server);
+        let mut driving = Vec::new();
+        for (rank, errands) in server.ranks.iter().zip(errands) {
+            let driven = Arc::clone(rank);
+            driving.push(tokio::spawn(async move { driven.drive().await }));
+            driving.push(tokio::spawn(courier::carry(Arc::clone(rank), errands)));
+        }
+        let told = || server.closing.subscribe();
+        let mut accepting = vec![tokio::spawn(serve_connections(Arc::clone(&server), listener, told()))];
+        if let Some(side) = side {
+            accepting.push(tokio::spawn(side::serve(Arc::clone(&server), side, told())));
+        }
+        Ok(Self { addr, server, accepting, driving })
     }
 
     /// Where it listens.
@@ -103,6 +134,22 @@ impl Engine {
         format!("http://{}", self.addr)
     }
 
+    /// Where other engines reach it: its NIXL side channel or bootstrap server, if it has one.
+    pub fn side_addr(&self) -> Option<SocketAddr> {
+        self.server.side
+    }
+
+    /// Whether the part that computes has died.
+    pub fn core_is_dead(&self) -> bool {
+        self.server.core_is_dead()
+    }
+
+    /// Waits until the engine is ending by itself, because its core has died.
+    async fn ends(&self) {
+        // The sender lives as long as the engine.
+        let _ = self.server.closing.subscribe().wait_for(|now| *now != Closing::Not).await;
+    }
+
     /// What it has seen and holds.
     pub fn stats(&self) -> Stats {
         let traffic = &self.server.traffic;
@@ -111,6 +158,7 @@ impl Engine {
             connections_opened: opened,
             connections_open: opened.saturating_sub(traffic.connections_closed.load(Ordering::Relaxed)),
             requests_abandoned: traffic.requests_abandoned.load(Ordering::Relaxed),
+            rooms: self.server.rooms.count(),
             ..Stats::default()
         };
         for rank in &self.server.ranks {
@@ -125,6 +173,16 @@ impl Engine {
             stats.aborted += seen.measures.finished_abort;
             stats.preemptions += seen.totals.preemptions;
             stats.rejections += seen.measures.rejections;
+            stats.pinned_requests += seen.gauges.pinned_jobs;
+            stats.pinned_blocks += seen.gauges.pinned_blocks;
+            stats.fetching += seen.gauges.fetching;
+            let kv = &seen.measures.kv;
+            stats.staged += kv.staged;
+            stats.expired += kv.released(Released::Expired);
+            stats.transfers += kv.transfers();
+            stats.transfers_failed += kv.transfers_failed;
+            stats.fetched_tokens += kv.fetched_tokens;
+            stats.spoiled += kv.spoiled;
         }
         stats
     }
@@ -180,7 +238,7 @@ impl Engine {
 
     /// Stops as on SIGTERM: what is under way ends with `finish_reason` `abort`, nothing new is accepted.
     pub async fn stop(mut self) {
-        self.closing.send_replace(Closing::Politely);
+        self.server.closing.send_replace(Closing::Politely);
         for rank in &self.server.ranks {
             rank.end_all(Phase::Aborted);
         }
@@ -189,22 +247,22 @@ impl Engine {
 
     /// Stops as on SIGKILL: connections are reset, the port is free when this returns.
     pub async fn kill(mut self) {
-        self.closing.send_replace(Closing::AtOnce);
+        self.server.closing.send_replace(Closing::AtOnce);
         self.closed().await;
     }
 
     async fn closed(&mut self) {
-        if let Some(accepting) = self.accepting.take()
-            && let Err(error) = accepting.await
-        {
-            tracing::error!(%error, "the accept loop failed");
+        for accepting in self.accepting.drain(..) {
+            if let Err(error) = accepting.await {
+                tracing::error!(%error, "an accept loop failed");
+            }
         }
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.closing.send_replace(Closing::AtOnce);
+        self.server.closing.send_replace(Closing::AtOnce);
         for driving in &self.driving {
             driving.abort();
         }
@@ -220,7 +278,34 @@ pub async fn serve(options: Options, shutdown: impl Future<Output = ()>) -> Resu
     let model = config.model.clone();
     let engine = Engine::start(config).await?;
     tracing::info!(url = %engine.url(), %model, profile = ?options.profile, "engine is serving");
-    shutdown.await;
-    engine.stop().await;
-    Ok(())
+    tokio::select! {
+        () = shutdown => {
+            engine.stop().await;
+            Ok(())
+        }
+        () = engine.ends() => {
+            engine.stop().await;
+            Err(EngineError::CoreDied)
+        }
+    }
+}
+
+/// The listener for other engines, when the connector has one: where prompts may be computed for others.
+async fn side_channel(
+    transfer: &Transfer,
+    served_at: SocketAddr,
+) -> Result<Option<(TcpListener, SocketAddr)>, EngineError> {
+    let has_one = match transfer.connector {
+        Connector::None => false,
+        Connector::Nixl => transfer.role != Role::Decode,
+        Connector::Bootstrap => transfer.role == Role::Prefill,
+    };
+    if !has_one {
+        return Ok(None);
+    }
+    let address = SocketAddr::new(served_at.ip(), transfer.port);
+    let listen = |source| EngineError::Listen { address, source };
+    let listener = TcpListener::bind(address).await.map_err(listen)?;
+    let address = listener.local_addr().map_err(listen)?;
+    Ok(Some((listener, address)))
 }

@@ -5,6 +5,10 @@
 //! something else, and the blocks of one request are freed from its end, so that the ends of conversations
 //! leave before their beginnings. One difference: a hash has at most one block; a second block with the same
 //! content stays unhashed.
+//!
+//! A block has a name, by which it is found, and a content, what is really in it. The two differ once KV was
+//! fetched from another engine's blocks that held something else: the block is *spoiled*, and so is all that is
+//! computed on top of it. As in a real engine nobody notices but by the answers.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -22,6 +26,11 @@ impl BlockHash {
     pub fn root(model: &str, cache_salt: &str) -> Self {
         let salt = xxh3_64_with_seed(cache_salt.as_bytes(), cache_salt.len() as u64);
         Self(xxh3_64_with_seed(model.as_bytes(), salt))
+    }
+
+    /// The content of a block that was computed from, or filled with, what does not belong to its name.
+    pub fn spoiled(self) -> Self {
+        Self(xxh3_64_with_seed(b"spoiled", self.0))
     }
 
     /// The hash of the block with these tokens behind `self`.
@@ -47,6 +56,13 @@ impl BlockHash {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockId(u32);
 
+impl BlockId {
+    /// As told to other engines. Like vLLM, which keeps block 0 for itself, these begin at 1.
+    pub fn told(self) -> u32 {
+        self.0 + 1
+    }
+}
+
 /// The end of the list, and a place outside it.
 const NONE: u32 = u32::MAX;
 
@@ -54,6 +70,8 @@ const NONE: u32 = u32::MAX;
 struct Block {
     users: u32,
     hash: Option<BlockHash>,
+    /// What was computed in it or copied into it last; freed memory keeps it.
+    content: Option<BlockHash>,
     previous: u32,
     next: u32,
 }
@@ -74,7 +92,10 @@ impl BlockPool {
     pub fn new(blocks: u32) -> Self {
         let mut pool =
             Self { blocks: Vec::new(), cached: HashMap::default(), first: NONE, last: NONE, free: 0 };
-        pool.blocks.resize(blocks as usize, Block { users: 0, hash: None, previous: NONE, next: NONE });
+        pool.blocks.resize(
+            blocks as usize,
+            Block { users: 0, hash: None, content: None, previous: NONE, next: NONE },
+        );
         for block in 0..blocks {
             pool.push_last(block);
         }
@@ -119,6 +140,7 @@ impl BlockPool {
             self.unlink(id);
             let block = &mut self.blocks[id as usize];
             block.users = 1;
+            block.content = None;
             if let Some(hash) = block.hash.take() {
                 self.cached.remove(&hash);
             }
@@ -127,12 +149,31 @@ impl BlockPool {
         true
     }
 
-    /// Says what a block in use now holds.
-    pub fn name(&mut self, id: BlockId, hash: BlockHash) {
+    /// Says what a block in use is to be found as, and what it holds (`None` for what belongs to that name).
+    pub fn name(&mut self, id: BlockId, hash: BlockHash, content: Option<BlockHash>) {
+        self.fill(id, Some(content.unwrap_or(hash)));
         if self.block(id).hash.is_none() && !self.cached.contains_key(&hash) {
             self.blocks[id.0 as usize].hash = Some(hash);
             self.cached.insert(hash, id);
         }
+    }
+
+    /// Says what a block in use holds, without a name to find it by.
+    pub fn fill(&mut self, id: BlockId, content: Option<BlockHash>) {
+        self.blocks[id.0 as usize].content = content;
+    }
+
+    /// Whether any of these blocks, all cached, holds something else than its name says.
+    pub fn spoiled(&self, hashes: &[BlockHash]) -> bool {
+        let content = |hash| self.cached.get(hash).map(|&id| self.block(id).content);
+        hashes.iter().any(|hash| content(hash).is_some_and(|content| content != Some(*hash)))
+    }
+
+    /// What blocks hold, by the numbers that were told to another engine; `None` for one that was never written
+    /// or does not exist. Whether they are in use does not matter: they are read as memory is.
+    pub fn contents(&self, told: &[u32]) -> Vec<Option<BlockHash>> {
+        let block = |told: &u32| self.blocks.get(told.checked_sub(1)? as usize);
+        told.iter().map(|told| block(told).and_then(|block| block.content)).collect()
     }
 
     /// Gives blocks back, the last of `held` to be reused first.
@@ -150,12 +191,17 @@ impl BlockPool {
     /// Makes `hashes` the most recently used content, evicting the least; a run longer than the pool is
     /// cut at its end. For schedulers in which a prompt pins nothing.
     pub fn remember(&mut self, hashes: &[BlockHash]) {
+        self.remember_as(hashes, false);
+    }
+
+    /// As [`Self::remember`]; what was not cached before is spoiled if asked for.
+    pub fn remember_as(&mut self, hashes: &[BlockHash], spoiled: bool) {
         let fits = hashes.len().min(self.free as usize);
         let hits = self.cached_run(&hashes[..fits]);
         let mut held = Vec::with_capacity(fits);
         if self.acquire(&hashes[..hits], (fits - hits) as u32, &mut held) {
             for (&id, &hash) in held.iter().zip(hashes).skip(hits) {
-                self.name(id, hash);
+                self.name(id, hash, spoiled.then(|| hash.spoiled()));
             }
             self.release(&mut held);
         }
@@ -265,7 +311,7 @@ mod tests {
         let mut pool = BlockPool::new(4);
         let mut held = Vec::new();
         assert!(pool.acquire(&[], 1, &mut held));
-        pool.name(held[0], BlockHash(1));
+        pool.name(held[0], BlockHash(1), None);
         pool.remember(&hashes(&[2]));
         pool.clear();
         assert_eq!((pool.cached_run(&hashes(&[1])), pool.cached_run(&hashes(&[2]))), (1, 0));
@@ -289,7 +335,7 @@ mod tests {
                         let mut held = Vec::new();
                         if pool.acquire(&names[..hits], (names.len() - hits) as u32, &mut held) {
                             for (&id, &hash) in held.iter().zip(&names) {
-                                pool.name(id, hash);
+                                pool.name(id, hash, None);
                             }
                             holders.push(held);
                         } else {

@@ -6,12 +6,12 @@
 //! word for word, and prompts are cached by content ([`kv`]) as vLLM does.
 //!
 //! Left out: sampling parameters, stop strings, log-probabilities, tools and structured output are accepted and
-//! change nothing; `echo` too. Prefill and decode roles are not there: a request with `kv_transfer_params` is
-//! refused. The engine knows nothing of routers.
+//! change nothing; `echo` too. The engine knows nothing of routers.
 
 pub mod answer;
 mod config;
 mod fault;
+mod flight;
 mod handle;
 pub mod kv;
 mod measures;
@@ -21,6 +21,7 @@ pub mod scheduler;
 mod server;
 pub mod timing;
 pub mod tokens;
+mod transfer;
 
 pub use config::{Config, ConfigError, Options};
 pub use fault::{Fault, Health, Lies};
@@ -29,3 +30,4 @@ pub use record::{Recorded, Route};
 pub use scheduler::SchedulerKind;
 pub use server::chat_prompt;
 pub use timing::Profile;
+pub use transfer::{BadParams, Connector, Role, Transfer};

@@ -3,8 +3,10 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use crate::rank::{Ended, Finish, Snapshot};
+use crate::flight::Finish;
+use crate::rank::{Ended, Snapshot};
 use crate::timing::Moment;
+use crate::transfer::{Connector, KvCounts};
 
 /// Bucket bounds of vLLM's histograms, in seconds (or tokens).
 const TTFT_S: &[f64] = &[
@@ -31,17 +33,21 @@ pub(crate) struct Histogram {
 }
 
 impl Histogram {
-    fn new(bounds: &'static [f64]) -> Self {
+    pub(crate) fn new(bounds: &'static [f64]) -> Self {
         Self { bounds, buckets: vec![0; bounds.len()], count: 0, sum: 0.0 }
     }
 
-    fn observe(&mut self, value: f64) {
+    pub(crate) fn observe(&mut self, value: f64) {
         let bucket = self.bounds.partition_point(|&bound| bound < value);
         if let Some(bucket) = self.buckets.get_mut(bucket) {
             *bucket += 1;
         }
         self.count += 1;
         self.sum += value;
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.count
     }
 }
 
@@ -54,7 +60,9 @@ pub(crate) struct Measures {
     pub(crate) finished_length: u64,
     pub(crate) finished_stop: u64,
     pub(crate) finished_abort: u64,
+    pub(crate) finished_error: u64,
     pub(crate) rejections: u64,
+    pub(crate) kv: KvCounts,
     ttft: Histogram,
     inter_token: Histogram,
     e2e: Histogram,
@@ -76,7 +84,9 @@ impl Measures {
             finished_length: 0,
             finished_stop: 0,
             finished_abort: 0,
+            finished_error: 0,
             rejections: 0,
+            kv: KvCounts::new(),
             ttft: Histogram::new(TTFT_S),
             inter_token: Histogram::new(INTER_TOKEN_S),
             e2e: Histogram::new(REQUEST_S),
@@ -120,6 +130,11 @@ impl Measures {
         self.ended(ended, at);
     }
 
+    pub(crate) fn failed(&mut self, ended: &Ended, at: Moment) {
+        self.finished_error += 1;
+        self.ended(ended, at);
+    }
+
     fn ended(&mut self, ended: &Ended, at: Moment) {
         self.e2e.observe(at.since(ended.arrived).as_secs_f64());
         self.inference.observe(at.since(ended.started).as_secs_f64());
@@ -134,6 +149,9 @@ pub(crate) struct Page<'a> {
     pub(crate) block_tokens: u32,
     pub(crate) kv_blocks: u32,
     pub(crate) process_start_unix_s: f64,
+    pub(crate) connector: Connector,
+    /// Bootstrap rooms in use.
+    pub(crate) rooms: usize,
     pub(crate) ranks: &'a [Snapshot],
 }
 
@@ -152,6 +170,7 @@ impl Page<'_> {
         self.tokens(&mut out);
         self.requests(&mut out);
         self.latencies(&mut out);
+        self.transfers(&mut out, self.connector);
         self.cache_config(&mut out);
         out
     }
@@ -171,6 +190,16 @@ impl Page<'_> {
             "Number of requests waiting to be processed.",
             |rank| f64::from(rank.gauges.waiting),
         );
+        let name = "vllm:num_requests_waiting_by_reason";
+        family(out, name, "gauge", "Number of waiting requests by reason.");
+        for (index, rank) in self.ranks.iter().enumerate() {
+            let deferred = rank.gauges.fetching;
+            let capacity = rank.gauges.waiting.saturating_sub(deferred);
+            for (reason, count) in [("capacity", capacity), ("deferred", deferred)] {
+                let labels = format!("engine=\"{index}\",{},reason=\"{reason}\"", self.model_label());
+                line(out, name, &labels, f64::from(count));
+            }
+        }
         self.each(
             out,
             "kv_cache_usage_perc",
@@ -195,6 +224,16 @@ impl Page<'_> {
             "Prefix cache hits, in terms of number of cached tokens.",
             |rank| rank.totals.cache_hit_tokens as f64,
         );
+        let external = |rank: &Snapshot| match self.connector {
+            Connector::None => 0.0,
+            _ => (rank.totals.cache_query_tokens - rank.totals.cache_hit_tokens) as f64,
+        };
+        let help = "External prefix cache queries from KV connector cross-instance cache sharing.";
+        self.each(out, "external_prefix_cache_queries_total", "counter", help, external);
+        let help = "External prefix cache hits from KV connector cross-instance cache sharing.";
+        self.each(out, "external_prefix_cache_hits_total", "counter", help, |rank| {
+            rank.totals.fetch_tokens as f64
+        });
         self.each(
             out,
             "num_preemptions_total",
@@ -205,8 +244,23 @@ impl Page<'_> {
         self.each(out, "prompt_tokens_total", "counter", "Number of prefill tokens processed.", |rank| {
             rank.measures.prompt_tokens as f64
         });
-        self.each(out, "prompt_tokens_cached_total", "counter", "Number of cached prompt tokens.", |rank| {
-            rank.measures.cached_tokens as f64
+        let sources = |rank: &Snapshot| {
+            let Measures { prompt_tokens, cached_tokens, kv, .. } = &rank.measures;
+            let computed = prompt_tokens.saturating_sub(cached_tokens + kv.fetched_tokens);
+            [
+                ("local_compute", computed),
+                ("local_cache_hit", *cached_tokens),
+                ("external_kv_transfer", kv.fetched_tokens),
+            ]
+        };
+        self.by_source(out, "prompt_tokens_by_source_total", "Number of prompt tokens by source.", sources);
+        let help = "Number of cached prompt tokens (local + external).";
+        self.each(out, "prompt_tokens_cached_total", "counter", help, |rank| {
+            (rank.measures.cached_tokens + rank.totals.fetch_tokens) as f64
+        });
+        let help = "Prefix-cache hit tokens by the cache tier that supplied them.";
+        self.by_source(out, "prompt_tokens_cached_by_source_total", help, |rank| {
+            [("device", rank.measures.cached_tokens), ("p2p", rank.totals.fetch_tokens)]
         });
         self.each(
             out,
@@ -225,6 +279,7 @@ impl Page<'_> {
                 ("stop", measures.finished_stop),
                 ("length", measures.finished_length),
                 ("abort", measures.finished_abort),
+                ("error", measures.finished_error),
             ] {
                 let labels =
                     format!("engine=\"{index}\",finished_reason=\"{reason}\",{}", self.model_label());
@@ -265,11 +320,21 @@ impl Page<'_> {
             ),
         ];
         for (name, help, pick) in histograms {
-            let name = format!("vllm:{name}");
-            family(out, &name, "histogram", help);
-            for (index, rank) in self.ranks.iter().enumerate() {
-                self.histogram(out, &name, index, pick(&rank.measures));
-            }
+            self.histograms(out, name, help, pick);
+        }
+    }
+
+    pub(crate) fn histograms(
+        &self,
+        out: &mut String,
+        name: &str,
+        help: &str,
+        pick: impl Fn(&Measures) -> &Histogram,
+    ) {
+        let name = format!("vllm:{name}");
+        family(out, &name, "histogram", help);
+        for (index, rank) in self.ranks.iter().enumerate() {
+            self.histogram(out, &name, index, pick(&rank.measures));
         }
     }
 
@@ -299,25 +364,71 @@ impl Page<'_> {
         }
     }
 
-    fn each(&self, out: &mut String, name: &str, kind: &str, help: &str, value: impl Fn(&Snapshot) -> f64) {
-        let name = format!("vllm:{name}");
-        family(out, &name, kind, help);
+    pub(crate) fn each(
+        &self,
+        out: &mut String,
+        name: &str,
+        kind: &str,
+        help: &str,
+        value: impl Fn(&Snapshot) -> f64,
+    ) {
+        self.each_named(out, &format!("vllm:{name}"), kind, help, value);
+    }
+
+    /// A figure that vLLM does not have.
+    pub(crate) fn each_own(
+        &self,
+        out: &mut String,
+        name: &str,
+        kind: &str,
+        help: &str,
+        value: impl Fn(&Snapshot) -> f64,
+    ) {
+        self.each_named(out, &format!("sim:{name}"), kind, help, value);
+    }
+
+    fn each_named(
+        &self,
+        out: &mut String,
+        name: &str,
+        kind: &str,
+        help: &str,
+        value: impl Fn(&Snapshot) -> f64,
+    ) {
+        family(out, name, kind, help);
         for (index, rank) in self.ranks.iter().enumerate() {
-            line(out, &name, &format!("engine=\"{index}\",{}", self.model_label()), value(rank));
+            line(out, name, &format!("engine=\"{index}\",{}", self.model_label()), value(rank));
         }
     }
 
-    fn model_label(&self) -> String {
+    fn by_source<const N: usize>(
+        &self,
+        out: &mut String,
+        name: &str,
+        help: &str,
+        counts: impl Fn(&Snapshot) -> [(&'static str, u64); N],
+    ) {
+        let name = format!("vllm:{name}");
+        family(out, &name, "counter", help);
+        for (index, rank) in self.ranks.iter().enumerate() {
+            for (source, count) in counts(rank) {
+                let labels = format!("engine=\"{index}\",{},source=\"{source}\"", self.model_label());
+                line(out, &name, &labels, count as f64);
+            }
+        }
+    }
+
+    pub(crate) fn model_label(&self) -> String {
         let escaped = self.model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
         format!("model_name=\"{escaped}\"")
     }
 }
 
-fn family(out: &mut String, name: &str, kind: &str, help: &str) {
+pub(crate) fn family(out: &mut String, name: &str, kind: &str, help: &str) {
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
 
-fn line(out: &mut String, name: &str, labels: &str, value: f64) {
+pub(crate) fn line(out: &mut String, name: &str, labels: &str, value: f64) {
     let _ = if labels.is_empty() {
         writeln!(out, "{name} {value:?}")
     } else {

@@ -5,86 +5,23 @@
 //! flight only counts how many tokens are ready, and a slow reader costs no memory.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
-use std::task::Context;
+use std::time::Duration;
 
-use futures_util::task::AtomicWaker;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
 use crate::config::Config;
+use crate::flight::{Finish, Flight, Leg, Phase, Work};
+use crate::kv::BlockHash;
 use crate::measures::Measures;
-use crate::scheduler::{Event, Gauges, Job, JobId, Prompt, Refused, Scheduler, Totals};
+use crate::scheduler::{Event, Gauges, Handoff, Job, JobId, Refused, Scheduler, Totals};
 use crate::timing::Moment;
-
-/// How a sequence ends when nothing goes wrong.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Finish {
-    /// The request's limit, or the model's.
-    Length,
-    /// The answer is over.
-    Stop,
-}
-
-/// A sequence to compute.
-pub(crate) struct Work {
-    pub(crate) prompt: Prompt,
-    pub(crate) output_tokens: u32,
-    pub(crate) finish: Finish,
-}
-
-/// Where a sequence stands.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub(crate) enum Phase {
-    Under,
-    Complete,
-    /// The engine ended it, as on SIGTERM.
-    Aborted,
-    /// The engine's process is gone.
-    Cut,
-}
-
-/// What is known of one sequence of a flight.
-#[derive(Default)]
-struct Progress {
-    ready: AtomicU32,
-    cached: AtomicU32,
-    phase: AtomicU8,
-}
-
-/// The sequences of one request, as the connection sees them.
-pub(crate) struct Flight {
-    waker: AtomicWaker,
-    sequences: Box<[Progress]>,
-}
-
-impl Flight {
-    /// Wakes the task of `cx` at the next progress of any sequence.
-    pub(crate) fn watch(&self, cx: &Context<'_>) {
-        self.waker.register(cx.waker());
-    }
-
-    /// Tokens of a sequence that have come out, and where it stands. The phase is read first: tokens that came
-    /// out before it ended are never missed.
-    pub(crate) fn progress(&self, sequence: usize) -> (Phase, u32) {
-        let progress = &self.sequences[sequence];
-        let phase = match progress.phase.load(Ordering::Acquire) {
-            phase if phase == Phase::Complete as u8 => Phase::Complete,
-            phase if phase == Phase::Aborted as u8 => Phase::Aborted,
-            phase if phase == Phase::Cut as u8 => Phase::Cut,
-            _ => Phase::Under,
-        };
-        (phase, progress.ready.load(Ordering::Acquire))
-    }
-
-    /// Prompt tokens of a sequence found in the cache.
-    pub(crate) fn cached_tokens(&self, sequence: usize) -> u32 {
-        self.sequences[sequence].cached.load(Ordering::Acquire)
-    }
-}
+use crate::transfer::courier::{Errand, KnownEngines, Transferred};
+use crate::transfer::pinned::{Pinned, Released};
 
 /// A request's hold on its rank: dropping it ends what still runs and frees all of it.
 pub(crate) struct Seat {
@@ -93,11 +30,21 @@ pub(crate) struct Seat {
     first: JobId,
 }
 
+impl Seat {
+    /// The name that a sequence's blocks are kept under.
+    pub(crate) fn kept_as(&self, sequence: usize) -> Option<&str> {
+        match self.flight.leg(sequence) {
+            Leg::Prefill { kept_as } => Some(kept_as),
+            Leg::Whole | Leg::Decode { .. } => None,
+        }
+    }
+}
+
 impl Drop for Seat {
     fn drop(&mut self) {
         let under = |sequence: &usize| self.flight.progress(*sequence).0 == Phase::Under;
-        if (0..self.flight.sequences.len()).any(|sequence| under(&sequence)) {
-            self.rank.cancel(self.first, self.flight.sequences.len());
+        if (0..self.flight.sequences()).any(|sequence| under(&sequence)) {
+            self.rank.cancel(self.first, self.flight.sequences());
         }
     }
 }
@@ -106,11 +53,23 @@ struct Live {
     flight: Arc<Flight>,
     sequence: usize,
     finish: Finish,
+    /// Whether its KV has been asked for.
+    fetching: bool,
     prompt_tokens: u32,
     generated: u32,
     arrived: Moment,
     started: Moment,
     last_token: Moment,
+}
+
+impl Live {
+    fn leg(&self) -> &Leg {
+        self.flight.leg(self.sequence)
+    }
+
+    fn end(&self, phase: Phase) {
+        self.flight.end(self.sequence, phase);
+    }
 }
 
 struct State {
@@ -119,6 +78,11 @@ struct State {
     next_job: u64,
     events: Vec<Event>,
     measures: Measures,
+    pinned: Pinned,
+    known_engines: KnownEngines,
+    engine_id: String,
+    errands: UnboundedSender<Errand>,
+    pin_max: Duration,
     /// When the driver means to wake; `None` while it waits to be told.
     wakes_at: Option<Moment>,
 }
@@ -139,16 +103,28 @@ pub(crate) struct Snapshot {
 }
 
 impl Rank {
-    pub(crate) fn new(config: Arc<Config>) -> Self {
+    /// A rank by this name, and the errands that a [courier](crate::transfer::courier) is to do for it.
+    pub(crate) fn new(config: Arc<Config>, engine_id: String) -> (Self, UnboundedReceiver<Errand>) {
+        // Bounded by the sequences under way: each sends two at most.
+        let (errands, received) = unbounded_channel();
         let state = State {
             scheduler: Scheduler::new(config.scheduler, config.timing, config.limits),
             live: HashMap::new(),
             next_job: 0,
             events: Vec::new(),
             measures: Measures::new(config.model_tokens_max),
+            pinned: Pinned::default(),
+            known_engines: KnownEngines::new(),
+            engine_id,
+            errands,
+            pin_max: config.transfer.pin_max,
             wakes_at: None,
         };
-        Self { began: Instant::now(), config, state: Mutex::new(state), changed: Notify::new() }
+        (Self { began: Instant::now(), config, state: Mutex::new(state), changed: Notify::new() }, received)
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
     }
 
     fn now(&self) -> Moment {
@@ -158,10 +134,7 @@ impl Rank {
     /// Takes the sequences of one request, all or none.
     pub(crate) fn submit(self: &Arc<Self>, work: Vec<Work>) -> Result<Seat, Refused> {
         let now = self.now();
-        let flight = Arc::new(Flight {
-            waker: AtomicWaker::new(),
-            sequences: work.iter().map(|_| Progress::default()).collect(),
-        });
+        let flight = Arc::new(Flight::new(work.iter().map(|work| &work.leg)));
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let first = JobId(state.next_job);
@@ -172,15 +145,21 @@ impl Rank {
                 flight: Arc::clone(&flight),
                 sequence,
                 finish: work.finish,
+                fetching: false,
                 prompt_tokens: work.prompt.tokens,
                 generated: 0,
                 arrived: now,
                 started: now,
                 last_token: now,
             };
+            let handoff = match work.leg {
+                Leg::Whole => Handoff::None,
+                Leg::Prefill { .. } => Handoff::Keep,
+                Leg::Decode { .. } => Handoff::Fetch,
+            };
             state.live.insert(id, live);
             let job = Job { id, prompt: work.prompt, output_tokens: work.output_tokens };
-            if let Err(refused) = state.scheduler.submit(now, job, &mut state.events) {
+            if let Err(refused) = state.scheduler.submit_leg(now, job, handoff, &mut state.events) {
                 state.live.remove(&id);
                 for taken in first.0..id.0 {
                     state.live.remove(&JobId(taken));
@@ -192,7 +171,7 @@ impl Rank {
             }
         }
         state.deliver();
-        let sooner = match (state.scheduler.next_at(), state.wakes_at) {
+        let sooner = match (state.due_at(), state.wakes_at) {
             (Some(next), Some(wakes)) => next < wakes,
             (Some(_), None) => true,
             (None, _) => false,
@@ -212,6 +191,14 @@ impl Rank {
             if let Some(live) = state.live.remove(&id) {
                 state.measures.aborted(&live_record(&live), now);
                 state.scheduler.cancel(now, id, &mut state.events);
+                if let Leg::Decode { source } = live.leg() {
+                    let errand = if live.fetching {
+                        Errand::Drop { job: id }
+                    } else {
+                        Errand::Forgo { source: Arc::clone(source) }
+                    };
+                    state.send(errand);
+                }
             }
         }
         state.deliver();
@@ -228,18 +215,110 @@ impl Rank {
         for (id, live) in std::mem::take(&mut state.live) {
             state.scheduler.cancel(now, id, &mut state.events);
             state.measures.aborted(&live_record(&live), now);
-            live.flight.sequences[live.sequence].phase.store(phase as u8, Ordering::Release);
-            live.flight.waker.wake();
+            live.end(phase);
         }
         state.events.clear();
     }
 
-    /// Starts over as a new process would: nothing cached, nothing counted, what was under way cut.
-    pub(crate) fn restart(&self) {
-        self.end_all(Phase::Cut);
+    /// Starts over as a new process would: nothing cached, nothing counted, what was under way ended in this phase.
+    pub(crate) fn restart(&self, engine_id: String, phase: Phase) {
+        self.end_all(phase);
         let mut state = self.state.lock();
         state.scheduler = Scheduler::new(self.config.scheduler, self.config.timing, self.config.limits);
         state.measures = Measures::new(self.config.model_tokens_max);
+        state.pinned = Pinned::default();
+        state.known_engines.clear();
+        state.engine_id = engine_id;
+        state.send(Errand::DropAll);
+    }
+
+    /// The name that decode engines know it by.
+    pub(crate) fn engine_id(&self) -> String {
+        self.state.lock().engine_id.clone()
+    }
+
+    /// Whether this is the name it has since it last started.
+    pub(crate) fn is_engine(&self, id: &str) -> bool {
+        self.state.lock().engine_id == id
+    }
+
+    /// Where an engine was met before.
+    pub(crate) fn known_engine(&self, id: &str) -> Option<SocketAddr> {
+        self.state.lock().known_engines.get(id).copied()
+    }
+
+    /// Remembers where an engine was met, for so many of them.
+    pub(crate) fn know_engine(&self, id: &str, address: SocketAddr, max: usize) {
+        let mut state = self.state.lock();
+        if state.known_engines.len() >= max {
+            state.known_engines.clear();
+        }
+        state.known_engines.insert(id.to_owned(), address);
+    }
+
+    /// What blocks hold, by their numbers.
+    pub(crate) fn contents(&self, blocks: &[u32]) -> Vec<Option<BlockHash>> {
+        self.advanced().scheduler.contents(blocks)
+    }
+
+    /// Frees the blocks that are kept under a name; whether there were any.
+    pub(crate) fn release(&self, kept_as: &str, why: Released) -> bool {
+        let now = self.now();
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        state.advance(now);
+        let Some(job) = state.pinned.remove(kept_as) else { return false };
+        state.scheduler.release(now, job, &mut state.events);
+        state.measures.kv.release(why);
+        state.deliver();
+        drop(guard);
+        self.changed.notify_one();
+        true
+    }
+
+    /// The KV of a job has come.
+    pub(crate) fn fetched(&self, job: JobId, contents: &[Option<BlockHash>], transferred: Transferred) {
+        let now = self.now();
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        state.advance(now);
+        state.measures.kv.transferred(&transferred, self.config.transfer.token_bytes);
+        if let Some(live) = state.live.get(&job) {
+            state.measures.kv.fetched_tokens += u64::from(transferred.tokens.min(live.prompt_tokens));
+            state.scheduler.fetched(now, job, contents, &mut state.events);
+            state.deliver();
+        }
+        drop(guard);
+        self.changed.notify_one();
+    }
+
+    /// The KV of a job does not come: it ends.
+    pub(crate) fn fetch_failed(&self, job: JobId) {
+        let now = self.now();
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        state.advance(now);
+        state.measures.kv.transfers_failed += 1;
+        if let Some(live) = state.live.remove(&job) {
+            state.scheduler.cancel(now, job, &mut state.events);
+            state.measures.failed(&live_record(&live), now);
+            live.end(Phase::Failed);
+            state.deliver();
+        }
+        drop(guard);
+        self.changed.notify_one();
+    }
+
+    /// A prefill engine could not be told that its blocks are not needed.
+    pub(crate) fn notification_failed(&self) {
+        self.state.lock().measures.kv.notifications_failed += 1;
+    }
+
+    fn advanced(&self) -> MutexGuard<'_, State> {
+        let now = self.now();
+        let mut state = self.state.lock();
+        state.advance(now);
+        state
     }
 
     /// Empties the prefix cache.
@@ -249,17 +328,12 @@ impl Rank {
 
     /// Waiting and running sequences now.
     pub(crate) fn gauges(&self) -> Gauges {
-        let now = self.now();
-        let mut guard = self.state.lock();
-        guard.advance(now);
-        guard.scheduler.gauges()
+        self.advanced().scheduler.gauges()
     }
 
     /// Everything that is measured.
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let now = self.now();
-        let mut state = self.state.lock();
-        state.advance(now);
+        let state = self.advanced();
         Snapshot {
             gauges: state.scheduler.gauges(),
             totals: state.scheduler.totals(),
@@ -274,12 +348,12 @@ impl Rank {
                 let now = self.now();
                 let mut state = self.state.lock();
                 state.advance(now);
-                state.wakes_at = state.scheduler.next_at();
+                state.wakes_at = state.due_at();
                 state.wakes_at
             };
             match next {
                 Some(at) => {
-                    let at = self.began + std::time::Duration::from_nanos(at.0);
+                    let at = self.began + Duration::from_nanos(at.0);
                     tokio::select! {
                         () = tokio::time::sleep_until(at) => {}
                         () = self.changed.notified() => {}
@@ -295,16 +369,41 @@ impl State {
     fn advance(&mut self, now: Moment) {
         self.scheduler.advance(now, &mut self.events);
         self.deliver();
+        while self.pinned.next_at().is_some_and(|at| at <= now) {
+            let Some(job) = self.pinned.expire(now) else { continue };
+            self.scheduler.release(now, job, &mut self.events);
+            self.measures.kv.release(Released::Expired);
+            self.deliver();
+        }
+    }
+
+    /// When something is due next.
+    fn due_at(&self) -> Option<Moment> {
+        [self.scheduler.next_at(), self.pinned.next_at()].into_iter().flatten().min()
+    }
+
+    fn send(&self, errand: Errand) {
+        // Without a courier the engine is being dropped.
+        let _ = self.errands.send(errand);
     }
 
     /// Hands what happened to the flights and the measures.
     fn deliver(&mut self) {
         for event in self.events.drain(..) {
             match event {
-                Event::Started { job, at, cached_tokens } => {
+                Event::Fetch { job, blocks, cached_tokens, .. } => {
+                    let Some(live) = self.live.get_mut(&job) else { continue };
+                    live.fetching = true;
+                    let Leg::Decode { source } = live.leg() else { continue };
+                    let (source, tokens) = (Arc::clone(source), live.prompt_tokens - cached_tokens);
+                    // Without a courier the engine is being dropped.
+                    let _ = self.errands.send(Errand::Fetch { job, source, blocks, tokens });
+                }
+                Event::Started { job, at, cached_tokens, spoiled } => {
                     let Some(live) = self.live.get_mut(&job) else { continue };
                     live.started = at;
-                    live.flight.sequences[live.sequence].cached.store(cached_tokens, Ordering::Release);
+                    live.flight.started(live.sequence, cached_tokens, spoiled);
+                    self.measures.kv.spoiled += u64::from(spoiled);
                     self.measures.started(live.prompt_tokens, cached_tokens, at.since(live.arrived));
                 }
                 Event::Tokens { job, at, count, last } => {
@@ -317,12 +416,16 @@ impl State {
                     live.generated += count;
                     live.last_token = at;
                     self.measures.generated(count);
-                    let progress = &live.flight.sequences[live.sequence];
-                    progress.ready.store(live.generated, Ordering::Release);
-                    if last {
-                        progress.phase.store(Phase::Complete as u8, Ordering::Release);
+                    if last
+                        && let Leg::Prefill { kept_as } = live.leg()
+                        && let Some(blocks) = self.scheduler.kept(job)
+                    {
+                        self.pinned.insert(Arc::clone(kept_as), job, at.plus(self.pin_max));
+                        self.measures.kv.staged += 1;
+                        live.flight.keep(live.sequence, blocks);
                     }
-                    live.flight.waker.wake();
+                    let phase = if last { Phase::Complete } else { Phase::Under };
+                    live.flight.said(live.sequence, live.generated, phase);
                     if last && let Some(live) = self.live.remove(&job) {
                         self.measures.finished(&live_record(&live), live.finish, at);
                     }

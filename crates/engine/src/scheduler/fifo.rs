@@ -1,25 +1,33 @@
 //! The simple engine: one prefill at a time in order of arrival, never slowed by decodes, over an LRU cache of
-//! blocks in which nothing is pinned. A job's time to first token is its queue plus its own uncached prefill.
+//! blocks in which running jobs pin nothing. A job's time to first token is its queue plus its own uncached
+//! prefill. One whose KV comes from elsewhere waits in no queue and decodes once it is there. A finished prefill
+//! that is to be kept is not when too few blocks are free.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
-use super::{Event, Gauges, Job, JobId, Limits, Refused, Totals};
+use super::pins::Pins;
+use super::{Event, Gauges, Handoff, Job, JobId, Limits, Refused, Totals};
 use crate::kv::{BlockHash, BlockPool};
 use crate::timing::{Moment, Timing};
 
 #[derive(Clone)]
-struct Prefilling {
+struct Decoding {
     job: Job,
-    ends: Moment,
-    /// Tokens that nobody had computed before it.
+    handoff: Handoff,
+    spoiled: bool,
+    generated: u32,
+    /// Tokens of its prompt that the cache did not have.
     uncached: u32,
 }
 
 #[derive(Clone)]
-struct Decoding {
+struct Prefilling {
     job: Job,
-    generated: u32,
+    handoff: Handoff,
+    spoiled: bool,
+    ends: Moment,
+    /// Tokens it computes.
     uncached: u32,
 }
 
@@ -30,13 +38,16 @@ pub struct Fifo {
     limits: Limits,
     pool: BlockPool,
     totals: Totals,
-    waiting: VecDeque<Job>,
+    waiting: VecDeque<(Job, Handoff)>,
     prefilling: Option<Prefilling>,
+    /// With the tokens that the cache had of each.
+    fetching: HashMap<JobId, (Job, u32)>,
     decoding: HashMap<JobId, Decoding>,
     /// When each decoding job's next token is due; entries of cancelled jobs are skipped when they come up.
     due: BinaryHeap<Reverse<(Moment, JobId)>>,
     /// Tokens held by running jobs, for the usage gauge only; what several share counts for the first of them.
     running_tokens: u64,
+    pins: Pins,
 }
 
 impl Fifo {
@@ -48,24 +59,61 @@ impl Fifo {
             totals: Totals::default(),
             waiting: VecDeque::new(),
             prefilling: None,
+            fetching: HashMap::new(),
             decoding: HashMap::new(),
             due: BinaryHeap::new(),
             running_tokens: 0,
+            pins: Pins::default(),
         }
     }
 
-    pub(super) fn submit(&mut self, now: Moment, job: Job, out: &mut Vec<Event>) -> Result<(), Refused> {
+    pub(super) fn submit(
+        &mut self,
+        now: Moment,
+        job: Job,
+        handoff: Handoff,
+        out: &mut Vec<Event>,
+    ) -> Result<(), Refused> {
+        if handoff == Handoff::Fetch {
+            let cached_tokens = self.look_up(&job);
+            self.totals.fetch_tokens += u64::from(job.prompt.tokens - cached_tokens);
+            let block_tokens = self.limits.block_tokens;
+            let blocks = job.prompt.block_count(block_tokens) - cached_tokens / block_tokens;
+            out.push(Event::Fetch { job: job.id, at: now, cached_tokens, blocks });
+            self.fetching.insert(job.id, (job, cached_tokens));
+            return Ok(());
+        }
         let waiting_max = self.limits.waiting_max.unwrap_or(u32::MAX) as usize;
         if self.prefilling.is_some() && self.waiting.len() >= waiting_max {
             return Err(Refused::QueueFull);
         }
-        self.waiting.push_back(job);
+        self.waiting.push_back((job, handoff));
         self.begin_prefill(now, out);
         Ok(())
     }
 
+    pub(super) fn fetched(
+        &mut self,
+        now: Moment,
+        id: JobId,
+        contents: &[Option<BlockHash>],
+        out: &mut Vec<Event>,
+    ) {
+        let Some((job, cached_tokens)) = self.fetching.remove(&id) else { return };
+        let hits = (cached_tokens / self.limits.block_tokens) as usize;
+        let spoiled = self.pool.spoiled(&job.prompt.blocks[..hits]) || job.prompt.spoiled_by(contents);
+        self.pool.remember_as(&job.prompt.blocks, spoiled);
+        let uncached = job.prompt.tokens - cached_tokens;
+        self.running_tokens += u64::from(uncached);
+        out.push(Event::Started { job: id, at: now, cached_tokens, spoiled });
+        let batch = self.decoding.len() as u32 + 1;
+        self.decoding.insert(id, Decoding { job, handoff: Handoff::None, spoiled, generated: 0, uncached });
+        self.due.push(Reverse((now.plus(self.timing.decode(batch)), id)));
+    }
+
     pub(super) fn cancel(&mut self, now: Moment, id: JobId, out: &mut Vec<Event>) {
-        self.waiting.retain(|job| job.id != id);
+        self.waiting.retain(|(job, _)| job.id != id);
+        self.fetching.remove(&id);
         if let Some(prefilling) = self.prefilling.take_if(|prefilling| prefilling.job.id == id) {
             self.running_tokens -= u64::from(prefilling.uncached);
             self.begin_prefill(now, out);
@@ -77,11 +125,11 @@ impl Fifo {
 
     pub(super) fn advance(&mut self, now: Moment, out: &mut Vec<Event>) {
         while let Some(at) = self.next_at().filter(|&at| at <= now) {
-            if let Some(prefilled) = self.prefilling.take_if(|prefilling| prefilling.ends == at) {
-                let Prefilling { job, uncached, .. } = prefilled;
+            if let Some(done) = self.prefilling.take_if(|prefilling| prefilling.ends == at) {
+                let Prefilling { job, handoff, spoiled, uncached, .. } = done;
+                self.pool.remember_as(&job.prompt.blocks, spoiled);
                 let id = job.id;
-                self.pool.remember(&job.prompt.blocks);
-                self.decoding.insert(id, Decoding { job, generated: 0, uncached });
+                self.decoding.insert(id, Decoding { job, handoff, spoiled, generated: 0, uncached });
                 self.token(id, at, out);
                 self.begin_prefill(at, out);
             } else if let Some(Reverse((at, id))) = self.due.pop() {
@@ -97,12 +145,30 @@ impl Fifo {
     }
 
     pub(super) fn gauges(&self) -> Gauges {
-        let capacity = u64::from(self.limits.kv_blocks) * u64::from(self.limits.block_tokens);
+        let block_tokens = u64::from(self.limits.block_tokens);
+        let capacity = u64::from(self.limits.kv_blocks) * block_tokens;
+        let used = self.running_tokens + u64::from(self.pins.blocks()) * block_tokens;
+        let fetching = self.fetching.len() as u32;
         Gauges {
             running: self.decoding.len() as u32 + u32::from(self.prefilling.is_some()),
-            waiting: self.waiting.len() as u32,
-            kv_ratio: (self.running_tokens as f64 / capacity as f64).min(1.0),
+            waiting: self.waiting.len() as u32 + fetching,
+            fetching,
+            kv_ratio: (used as f64 / capacity as f64).min(1.0),
+            pinned_jobs: self.pins.jobs(),
+            pinned_blocks: self.pins.blocks(),
         }
+    }
+
+    pub(super) fn pins(&self) -> &Pins {
+        &self.pins
+    }
+
+    pub(super) fn release(&mut self, job: JobId) -> bool {
+        self.pins.release(job, &mut self.pool).is_some()
+    }
+
+    pub(super) fn contents(&self, blocks: &[u32]) -> Vec<Option<BlockHash>> {
+        self.pool.contents(blocks)
     }
 
     pub(super) fn totals(&self) -> Totals {
@@ -117,15 +183,23 @@ impl Fifo {
         if self.prefilling.is_some() {
             return;
         }
-        let Some(job) = self.waiting.pop_front() else { return };
+        let Some((job, handoff)) = self.waiting.pop_front() else { return };
+        let cached_tokens = self.look_up(&job);
+        let hits = (cached_tokens / self.limits.block_tokens) as usize;
+        let spoiled = self.pool.spoiled(&job.prompt.blocks[..hits]);
+        let uncached = job.prompt.tokens - cached_tokens;
+        self.running_tokens += u64::from(uncached);
+        out.push(Event::Started { job: job.id, at: now, cached_tokens, spoiled });
+        let ends = now.plus(self.timing.prefill(uncached, true));
+        self.prefilling = Some(Prefilling { job, handoff, spoiled, ends, uncached });
+    }
+
+    /// How many tokens of a prompt are cached; counted.
+    fn look_up(&mut self, job: &Job) -> u32 {
         let hits = self.pool.cached_run(job.prompt.cacheable(self.limits.block_tokens)) as u32;
         let cached_tokens = hits * self.limits.block_tokens;
         self.totals.looked_up(job.prompt.tokens, cached_tokens);
-        let uncached = job.prompt.tokens - cached_tokens;
-        self.running_tokens += u64::from(uncached);
-        out.push(Event::Started { job: job.id, at: now, cached_tokens });
-        let ends = now.plus(self.timing.prefill(uncached, true));
-        self.prefilling = Some(Prefilling { job, ends, uncached });
+        cached_tokens
     }
 
     fn token(&mut self, id: JobId, at: Moment, out: &mut Vec<Event>) {
@@ -139,23 +213,35 @@ impl Fifo {
             self.due.push(Reverse((at.plus(self.timing.decode(batch)), id)));
         } else if let Some(decoding) = self.decoding.remove(&id) {
             self.leave(&decoding);
+            if decoding.handoff == Handoff::Keep {
+                let Decoding { job, spoiled, .. } = decoding;
+                let (named, last) = (&job.prompt.blocks, job.prompt.partial_block());
+                self.pins.keep_content(id, &mut self.pool, named, last, spoiled);
+            }
         }
     }
 
     fn leave(&mut self, decoding: &Decoding) {
         self.running_tokens -= u64::from(decoding.uncached + decoding.generated);
-        remember_answer(&mut self.pool, &decoding.job, decoding.generated, self.limits.block_tokens);
+        let Decoding { job, spoiled, generated, .. } = decoding;
+        remember_answer(&mut self.pool, job, *generated, self.limits.block_tokens, *spoiled);
     }
 }
 
 /// Puts the blocks that `generated` tokens filled into the cache. The last token's KV is never computed.
-pub(super) fn remember_answer(pool: &mut BlockPool, job: &Job, generated: u32, block_tokens: u32) {
+pub(super) fn remember_answer(
+    pool: &mut BlockPool,
+    job: &Job,
+    generated: u32,
+    block_tokens: u32,
+    spoiled: bool,
+) {
     let Some(tail) = &job.prompt.tail else { return };
     let mut tokens = tail.tokens.clone();
     tokens.extend((0..generated.saturating_sub(1)).map(|i| tail.answer.token(i)));
     if tokens.len() >= block_tokens as usize {
         let mut blocks: Vec<BlockHash> = job.prompt.blocks.to_vec();
         blocks.extend(tail.parent.chain(&tokens, block_tokens as usize));
-        pool.remember(&blocks);
+        pool.remember_as(&blocks, spoiled);
     }
 }

@@ -1,9 +1,14 @@
 //! Who is computed when: three models of an engine, all pure. Time comes in as an argument, what happened
 //! comes out as [`Event`]s, and [`Scheduler::next_at`] says when to look again; the same code runs behind a
 //! socket in real time and in a simulator in virtual time.
+//!
+//! A prompt may be computed in one engine and decoded in another ([`Handoff`]). The scheduler moves nothing: it
+//! keeps the blocks of a finished prefill until [`Scheduler::release`], and says with [`Event::Fetch`] that room
+//! for a prompt's KV is there; whoever drives it brings the KV and calls [`Scheduler::fetched`].
 
 mod fifo;
 mod instant;
+mod pins;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -61,6 +66,27 @@ impl Prompt {
         let most = self.tokens.saturating_sub(1) / block_tokens;
         &self.blocks[..self.blocks.len().min(most as usize)]
     }
+
+    /// Blocks that the prompt fills, the last one perhaps in part.
+    pub fn block_count(&self, block_tokens: u32) -> u32 {
+        self.tokens.div_ceil(block_tokens)
+    }
+
+    /// What the block after the last full one holds; `None` when there is none, or without a tail.
+    pub fn partial_block(&self) -> Option<BlockHash> {
+        let tail = self.tail.as_ref().filter(|tail| !tail.tokens.is_empty())?;
+        Some(tail.parent.then(&tail.tokens))
+    }
+
+    /// What the prompt's blocks hold, in order.
+    fn contents(&self) -> impl DoubleEndedIterator<Item = BlockHash> {
+        self.blocks.iter().copied().chain(self.partial_block())
+    }
+
+    /// Whether the last blocks of the prompt were filled with something else.
+    fn spoiled_by(&self, contents: &[Option<BlockHash>]) -> bool {
+        self.contents().rev().zip(contents.iter().rev()).any(|(own, got)| *got != Some(own))
+    }
 }
 
 /// One sequence to be computed.
@@ -74,6 +100,18 @@ pub struct Job {
     pub output_tokens: u32,
 }
 
+/// Whether a prompt's KV is for, or from, another engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Handoff {
+    /// Neither.
+    #[default]
+    None,
+    /// Its blocks stay in use after the last token, until [`Scheduler::release`].
+    Keep,
+    /// What the cache does not have of it comes from elsewhere: [`Event::Fetch`], [`Scheduler::fetched`].
+    Fetch,
+}
+
 /// What happened to a job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
@@ -83,8 +121,21 @@ pub enum Event {
         job: JobId,
         /// When.
         at: Moment,
+        /// Prompt tokens found in the cache; those that were fetched do not count.
+        cached_tokens: u32,
+        /// Whether it builds on KV that does not belong to its prompt: its answer will be wrong.
+        spoiled: bool,
+    },
+    /// It has room for KV that is computed elsewhere, and waits for it.
+    Fetch {
+        /// The job.
+        job: JobId,
+        /// When.
+        at: Moment,
         /// Prompt tokens found in the cache.
         cached_tokens: u32,
+        /// The prompt's last blocks, as many as are to be fetched.
+        blocks: u32,
     },
     /// It generated tokens.
     Tokens {
@@ -125,10 +176,16 @@ impl Job {
 pub struct Gauges {
     /// Jobs whose prefill or decode is under way.
     pub running: u32,
-    /// Jobs that have not started, or were preempted.
+    /// Jobs that have not started, or were preempted; with [`Self::fetching`].
     pub waiting: u32,
-    /// Share of the KV cache in use by running jobs, 0 to 1.
+    /// Jobs that wait for KV from elsewhere.
+    pub fetching: u32,
+    /// Share of the KV cache in use by running jobs, and kept behind finished ones, 0 to 1.
     pub kv_ratio: f64,
+    /// Finished jobs whose blocks are kept.
+    pub pinned_jobs: u32,
+    /// The blocks they keep.
+    pub pinned_blocks: u32,
 }
 
 /// What a scheduler has done since it was made.
@@ -138,6 +195,8 @@ pub struct Totals {
     pub cache_query_tokens: u64,
     /// Of these, tokens found.
     pub cache_hit_tokens: u64,
+    /// Prompt tokens that were asked for from elsewhere.
+    pub fetch_tokens: u64,
     /// Jobs that lost their blocks to others.
     pub preemptions: u64,
 }
@@ -203,17 +262,70 @@ impl Scheduler {
     /// [`Refused::QueueFull`] when [`Limits::waiting_max`] jobs wait already; [`Refused::TooLong`] from
     /// [`Step`] when the job could not run even alone; [`Refused::Empty`] when there is nothing to compute.
     pub fn submit(&mut self, now: Moment, job: Job, out: &mut Vec<Event>) -> Result<(), Refused> {
+        self.submit_leg(now, job, Handoff::None, out)
+    }
+
+    /// As [`Self::submit`], for a job whose KV is for or from another engine.
+    ///
+    /// # Errors
+    /// As [`Self::submit`].
+    pub fn submit_leg(
+        &mut self,
+        now: Moment,
+        job: Job,
+        handoff: Handoff,
+        out: &mut Vec<Event>,
+    ) -> Result<(), Refused> {
         self.advance(now, out);
         if job.prompt.tokens == 0 || job.output_tokens == 0 {
             return Err(Refused::Empty);
         }
         match self {
-            Self::Step(step) => step.submit(now, job, out),
-            Self::Fifo(fifo) => fifo.submit(now, job, out),
+            Self::Step(step) => step.submit(now, job, handoff, out),
+            Self::Fifo(fifo) => fifo.submit(now, job, handoff, out),
             Self::Instant(instant) => {
-                instant.submit(now, &job, out);
+                instant.submit(now, job, handoff, out);
                 Ok(())
             }
+        }
+    }
+
+    /// The KV that [`Event::Fetch`] asked for is here: what its blocks held where it came from, in order. A job
+    /// that is gone meanwhile is not an error.
+    pub fn fetched(&mut self, now: Moment, job: JobId, contents: &[Option<BlockHash>], out: &mut Vec<Event>) {
+        self.advance(now, out);
+        match self {
+            Self::Step(step) => step.fetched(now, job, contents, out),
+            Self::Fifo(fifo) => fifo.fetched(now, job, contents, out),
+            Self::Instant(instant) => instant.fetched(now, job, contents, out),
+        }
+    }
+
+    /// The numbers of the blocks that a finished job keeps; `None` when it keeps none.
+    pub fn kept(&self, job: JobId) -> Option<Vec<u32>> {
+        match self {
+            Self::Step(step) => step.pins().told(job),
+            Self::Fifo(fifo) => fifo.pins().told(job),
+            Self::Instant(instant) => instant.pins().told(job),
+        }
+    }
+
+    /// Frees the blocks that a finished job keeps; whether it kept any.
+    pub fn release(&mut self, now: Moment, job: JobId, out: &mut Vec<Event>) -> bool {
+        self.advance(now, out);
+        match self {
+            Self::Step(step) => step.release(now, job, out),
+            Self::Fifo(fifo) => fifo.release(job),
+            Self::Instant(instant) => instant.release(job),
+        }
+    }
+
+    /// What blocks hold, by their numbers, in use or not.
+    pub fn contents(&self, blocks: &[u32]) -> Vec<Option<BlockHash>> {
+        match self {
+            Self::Step(step) => step.contents(blocks),
+            Self::Fifo(fifo) => fifo.contents(blocks),
+            Self::Instant(instant) => instant.contents(blocks),
         }
     }
 
@@ -221,9 +333,9 @@ impl Scheduler {
     pub fn cancel(&mut self, now: Moment, job: JobId, out: &mut Vec<Event>) {
         self.advance(now, out);
         match self {
-            Self::Step(step) => step.cancel(job),
+            Self::Step(step) => step.cancel(now, job, out),
             Self::Fifo(fifo) => fifo.cancel(now, job, out),
-            Self::Instant(_) => {}
+            Self::Instant(instant) => instant.cancel(job),
         }
     }
 
@@ -250,7 +362,7 @@ impl Scheduler {
         match self {
             Self::Step(step) => step.gauges(),
             Self::Fifo(fifo) => fifo.gauges(),
-            Self::Instant(_) => Gauges::default(),
+            Self::Instant(instant) => instant.gauges(),
         }
     }
 

@@ -72,7 +72,7 @@ fn token_times(events: &[Event], id: u64) -> Vec<f64> {
 fn cached(events: &[Event]) -> Vec<u32> {
     let counts = events.iter().filter_map(|event| match event {
         Event::Started { cached_tokens, .. } => Some(*cached_tokens),
-        Event::Tokens { .. } => None,
+        Event::Fetch { .. } | Event::Tokens { .. } => None,
     });
     counts.collect()
 }
@@ -363,7 +363,7 @@ proptest! {
             let mut got: HashMap<JobId, u32> = HashMap::new();
             let mut last_at = Moment::default();
             for event in &out {
-                let (Event::Started { at, .. } | Event::Tokens { at, .. }) = event;
+                let (Event::Started { at, .. } | Event::Fetch { at, .. } | Event::Tokens { at, .. }) = event;
                 prop_assert!(*at >= last_at, "{}: time runs backwards", name);
                 last_at = *at;
                 if let Event::Tokens { job, count, last, .. } = event {

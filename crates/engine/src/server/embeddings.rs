@@ -9,13 +9,13 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 
 use crate::answer::Answer;
-use crate::rank::{Finish, Phase, Work};
+use crate::flight::{Finish, Leg, Phase, Work};
 use crate::scheduler::Prompt;
 use crate::tokens::TokenId;
 
 use super::Server;
 use super::error::{ApiError, push_json};
-use super::generate::{early_failure, root, submit, text_prompts};
+use super::generate::{early_failure, ended, root, submit, text_prompts, unfinished};
 use super::reply::{Failure, Reply};
 
 /// Numbers in a vector.
@@ -38,16 +38,17 @@ pub(crate) async fn handle(
     let root = root(server, &body);
     let work = inputs.iter().map(|tokens| {
         let prompt = Prompt::new(root, tokens, server.config.limits.block_tokens, Answer::to(tokens));
-        Work { prompt, output_tokens: 1, finish: Finish::Stop }
+        Work { prompt, output_tokens: 1, finish: Finish::Stop, leg: Leg::Whole }
     });
     let work: Vec<Work> = work.collect();
     let rank = server.rank(headers)?;
-    if let Some(failure) = early_failure(server.faults.take()) {
+    if let Some(failure) = early_failure(server, server.faults.take()) {
         return failure.await;
     }
     let seat = submit(&rank, work)?;
-    if super::generate::ended(&seat, inputs.len()).await != Phase::Complete {
-        return Err(Failure::Reset);
+    let phase = ended(&seat, inputs.len()).await;
+    if phase != Phase::Complete {
+        return Err(unfinished(phase));
     }
     let base64 = body.encoding_format.as_ref().is_some_and(|format| format.0 == "base64");
     let mut out = format!("{{\"id\":\"embd-{:016x}\",\"object\":\"list\",\"created\":", server.ids.next());

@@ -65,6 +65,12 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalServerError", None, "Internal server error")
     }
 
+    /// The part that computes is gone.
+    pub(crate) fn core_died() -> Self {
+        let message = "EngineCore encountered an issue. See stack trace (above) for the root cause.";
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalServerError", None, message)
+    }
+
     /// A model that is not served here.
     pub(crate) fn unknown_model(asked: &str, served: &str) -> Self {
         let message = format!("The model `{asked}` does not exist. Valid aliases: {served}.");

@@ -10,14 +10,16 @@ use serde_json::value::RawValue;
 
 use crate::answer::Answer;
 use crate::fault::Fault;
+use crate::flight::{Finish, Leg, Phase, Work};
 use crate::kv::BlockHash;
-use crate::rank::{Finish, Phase, Rank, Seat, Work};
+use crate::rank::{Rank, Seat};
 use crate::scheduler::{Prompt, Refused};
 use crate::tokens::{TokenId, tokenize};
 
 use super::Server;
 use super::body::Body;
 use super::error::ApiError;
+use super::legs::{self, Request};
 use super::reply::{Failure, Reply};
 use super::script::{Api, Choice, PromptInfo, Script, UsageWanted};
 use super::stream::EventStream;
@@ -47,21 +49,40 @@ pub(crate) async fn completions(
     let stream = body.stream.unwrap_or(false);
     check_parameters(&body, stream)?;
     let rank = server.rank(headers)?;
-    let (script, work) = plan(server, api, &body, prompts, request_id)?;
+    let (mut script, mut work) = plan(server, api, &body, prompts, request_id)?;
     let fault = server.faults.take();
-    if let Some(failure) = early_failure(fault) {
+    if let Some(failure) = early_failure(server, fault) {
         return failure.await;
     }
+    let mut request = legs::assign(server, &rank, &body, &mut script, &mut work)?;
+    if let Request::Hosted(hosted) = &mut request {
+        hosted.joined(server).await?;
+    }
     let seat = submit(&rank, work)?;
+    if let Request::Hosted(hosted) = &mut request {
+        hosted.hand_over(server, &seat).await?;
+    }
     if stream {
         return Ok(Reply::events(EventStream::new(Arc::clone(server), seat, script, fault)));
     }
-    whole_reply(server, &rank, headers, seat, &script, fault).await
+    let tells_blocks = matches!(request, Request::Prefill);
+    let mut whole = Whole { server, rank: &rank, seat, script, fault, tells_blocks };
+    let reply = whole.reply().await?;
+    Ok(match headers.get("endpoint-load-metrics-format") {
+        Some(format) => reply.with_load(format.as_bytes(), server.told(rank.gauges())),
+        None => reply,
+    })
 }
 
 /// What a fault does before anything is computed.
-pub(crate) fn early_failure(fault: Option<Fault>) -> Option<impl Future<Output = Result<Reply, Failure>>> {
-    let fault = fault.filter(|fault| matches!(fault, Fault::Status { .. } | Fault::Reset | Fault::Freeze))?;
+pub(crate) fn early_failure(
+    server: &Server,
+    fault: Option<Fault>,
+) -> Option<impl Future<Output = Result<Reply, Failure>>> {
+    let early = |fault: &Fault| {
+        matches!(fault, Fault::Status { .. } | Fault::CoreDeath | Fault::Reset | Fault::Freeze)
+    };
+    let fault = fault.filter(early)?;
     Some(async move {
         match fault {
             Fault::Status { status, retry_after_s } => {
@@ -70,10 +91,23 @@ pub(crate) fn early_failure(fault: Option<Fault>) -> Option<impl Future<Output =
                 let error = ApiError::new(status, kind, None, "fault asked for");
                 Ok(Reply::from(error).with_retry_after(retry_after_s))
             }
+            Fault::CoreDeath => {
+                server.die();
+                Err(ApiError::core_died().into())
+            }
             Fault::Freeze => std::future::pending().await,
             _ => Err(Failure::Reset),
         }
     })
+}
+
+/// What a client sees of a request that ended in this phase, short of its end.
+pub(crate) fn unfinished(phase: Phase) -> Failure {
+    match phase {
+        Phase::Failed => ApiError::internal().into(),
+        Phase::CoreDied => ApiError::core_died().into(),
+        Phase::Under | Phase::Complete | Phase::Aborted | Phase::Cut => Failure::Reset,
+    }
 }
 
 /// Takes a seat, or says that the engine is busy.
@@ -88,36 +122,44 @@ pub(crate) fn submit(rank: &Arc<Rank>, work: Vec<Work>) -> Result<Seat, ApiError
     })
 }
 
-async fn whole_reply(
-    server: &Server,
-    rank: &Rank,
-    headers: &HeaderMap,
+/// A reply that is not streamed, to be.
+struct Whole<'a> {
+    server: &'a Server,
+    rank: &'a Rank,
     seat: Seat,
-    script: &Script,
+    script: Script,
     fault: Option<Fault>,
-) -> Result<Reply, Failure> {
-    let strikes_at = fault.and_then(Fault::after_tokens);
-    let (phase, said) = wait(&seat, script.choices.len(), strikes_at).await;
-    let struck = strikes_at.is_some_and(|tokens| said[0] >= tokens);
-    let aborted = match fault.filter(|_| struck) {
-        Some(Fault::AbortAfter { .. }) => true,
-        Some(Fault::ErrorEventAfter { .. }) => return Err(ApiError::internal().into()),
-        Some(Fault::FreezeAfter { .. } | Fault::CommentsAfter { .. }) => std::future::pending().await,
-        Some(_) => return Err(Failure::Reset),
-        None => phase == Phase::Aborted,
-    };
-    if phase == Phase::Cut {
-        return Err(Failure::Reset);
+    /// Whether it says where its blocks are kept.
+    tells_blocks: bool,
+}
+
+impl Whole<'_> {
+    async fn reply(&mut self) -> Result<Reply, Failure> {
+        let Self { server, rank, seat, script, fault, tells_blocks } = self;
+        let strikes_at = fault.and_then(Fault::after_tokens);
+        let (phase, said) = wait(seat, script.choices.len(), strikes_at).await;
+        let struck = strikes_at.is_some_and(|tokens| said[0] >= tokens);
+        let aborted = match fault.filter(|_| struck) {
+            Some(Fault::AbortAfter { .. }) => true,
+            Some(Fault::ErrorEventAfter { .. }) => return Err(ApiError::internal().into()),
+            Some(Fault::FreezeAfter { .. } | Fault::CommentsAfter { .. }) => std::future::pending().await,
+            Some(_) => return Err(Failure::Reset),
+            None => phase == Phase::Aborted,
+        };
+        if matches!(phase, Phase::Cut | Phase::Failed | Phase::CoreDied) {
+            return Err(unfinished(phase));
+        }
+        for choice in 0..said.len() {
+            script.settle(&seat.flight, choice);
+        }
+        let staged = if *tells_blocks { legs::staged(server, rank, seat, script) } else { None };
+        let json = script.whole(&seat.flight, &said, aborted, staged.as_deref());
+        let reply = Reply::json(StatusCode::OK, json.into());
+        Ok(match fault.and_then(Fault::drip) {
+            Some(drip) => reply.dripped(drip),
+            None => reply,
+        })
     }
-    let json = script.whole(&seat.flight, &said, aborted);
-    let mut reply = Reply::json(StatusCode::OK, json.into());
-    if let Some(drip) = fault.and_then(Fault::drip) {
-        reply = reply.dripped(drip);
-    }
-    if let Some(format) = headers.get("endpoint-load-metrics-format") {
-        reply = reply.with_load(format.as_bytes(), server.told(rank.gauges()));
-    }
-    Ok(reply)
 }
 
 /// Waits until so many sequences have ended; the worst of their phases.
@@ -139,8 +181,9 @@ async fn wait(seat: &Seat, sequences: usize, until: Option<u32>) -> (Phase, Vec<
             return Poll::Ready((Phase::Under, said));
         }
         let has = |phase| progress.iter().any(|(at, _)| *at == phase);
-        let phase = if has(Phase::Cut) {
-            Phase::Cut
+        let worst = [Phase::CoreDied, Phase::Cut, Phase::Failed].into_iter().find(|&phase| has(phase));
+        let phase = if let Some(worst) = worst {
+            worst
         } else if has(Phase::Under) {
             return Poll::Pending;
         } else if has(Phase::Aborted) {
@@ -154,8 +197,8 @@ async fn wait(seat: &Seat, sequences: usize, until: Option<u32>) -> (Phase, Vec<
 }
 
 fn check_parameters(body: &Body<'_>, stream: bool) -> Result<(), ApiError> {
-    if body.kv_transfer_params.is_some() {
-        let message = "kv_transfer_params needs an engine with a KV connector; this one has none.";
+    if body.kv_transfer_params.is_some_and(|params| !params.get().starts_with('{')) {
+        let message = "kv_transfer_params must be an object.";
         return Err(ApiError::bad_request(Some("kv_transfer_params"), message));
     }
     if body.stream_options.is_some() && !stream {
@@ -261,7 +304,8 @@ fn plan(
             if let Some(tail) = &mut prompt.tail {
                 tail.answer = answer;
             }
-            work.push(Work { prompt, output_tokens: output.tokens, finish: output.finish });
+            let leg = Leg::Whole;
+            work.push(Work { prompt, output_tokens: output.tokens, finish: output.finish, leg });
             script.choices.push(Choice {
                 answer,
                 tokens: output.tokens,

@@ -20,7 +20,7 @@ use super::Server;
 /// How long a stopping engine lets its connections finish.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// Pause after a failed accept, which means that descriptors are short.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
 /// Whether an engine goes on serving.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -121,7 +121,7 @@ async fn serve_line(server: Arc<Server>, stream: TcpStream, mut closing: watch::
 }
 
 /// Waits for the engine's standing to be another than `known`. An engine whose handle is gone is gone at once.
-async fn other_than(closing: &mut watch::Receiver<Closing>, known: Closing) -> Closing {
+pub(crate) async fn other_than(closing: &mut watch::Receiver<Closing>, known: Closing) -> Closing {
     closing.wait_for(|now| *now != known).await.map_or(Closing::AtOnce, |now| *now)
 }
 

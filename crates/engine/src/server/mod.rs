@@ -4,6 +4,7 @@ pub(crate) mod body;
 mod embeddings;
 pub(crate) mod error;
 mod generate;
+mod legs;
 mod line;
 mod reply;
 mod responses;
@@ -12,8 +13,9 @@ mod script;
 mod stream;
 mod template;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -22,12 +24,17 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::fault::{Faults, Order};
+use crate::flight::Phase;
 use crate::rank::Rank;
 use crate::record::{Recorder, Traffic};
 use crate::scheduler::Gauges;
+use crate::transfer::courier::Errand;
+use crate::transfer::rooms::Rooms;
 
 use body::Body;
 use error::ApiError;
@@ -35,7 +42,7 @@ use reply::{Failure, Reply, ReplyBody};
 use script::Api;
 
 pub use generate::chat_prompt;
-pub(crate) use line::{Closing, serve_connections};
+pub(crate) use line::{ACCEPT_PAUSE, Closing, other_than, serve_connections};
 
 /// The longest body that is read; vLLM has no limit, this one keeps a mistake from eating the machine.
 const BODY_BYTES_MAX: usize = 256 << 20;
@@ -52,25 +59,63 @@ pub(crate) struct Server {
     pub(crate) recorder: Recorder,
     pub(crate) traffic: Traffic,
     pub(crate) ids: Ids,
+    /// Where other engines reach it.
+    pub(crate) side: Option<SocketAddr>,
+    pub(crate) rooms: Rooms,
+    pub(crate) closing: watch::Sender<Closing>,
+    core_dead: AtomicBool,
     responses: responses::Store,
     process_start_unix_s: Mutex<f64>,
     next_rank: AtomicU64,
 }
 
 impl Server {
-    pub(crate) fn new(config: Config) -> Self {
+    /// An engine that others reach at `side`, and what each of its ranks wants done.
+    pub(crate) fn new(config: Config, side: Option<SocketAddr>) -> (Self, Vec<UnboundedReceiver<Errand>>) {
         let config = Arc::new(config);
-        let ranks = (0..config.ranks).map(|_| Arc::new(Rank::new(Arc::clone(&config)))).collect();
-        Self {
+        let ids = Ids::new();
+        let rank = |name: String| {
+            let (rank, errands) = Rank::new(Arc::clone(&config), name);
+            (Arc::new(rank), errands)
+        };
+        let (ranks, errands) = engine_ids(&ids, config.ranks).map(rank).unzip();
+        let server = Self {
             ranks,
             faults: Faults::default(),
             recorder: Recorder::new(config.recorded_max),
             traffic: Traffic::default(),
-            ids: Ids::new(),
+            ids,
+            side,
+            rooms: Rooms::default(),
+            closing: watch::Sender::new(Closing::Not),
+            core_dead: AtomicBool::new(false),
             responses: responses::Store::default(),
             process_start_unix_s: Mutex::new(unix_time_s()),
             next_rank: AtomicU64::new(0),
             config,
+        };
+        (server, errands)
+    }
+
+    /// The part that computes dies: all that is under way fails and nothing can be asked for any more. The engine
+    /// ends, or goes on saying so.
+    pub(crate) fn die(&self) {
+        tracing::error!("the engine's core has died");
+        self.core_dead.store(true, Ordering::Release);
+        self.start_over(Phase::CoreDied);
+        if !self.config.keep_alive_on_core_death {
+            self.closing.send_replace(Closing::Politely);
+        }
+    }
+
+    /// Whether the part that computes is gone.
+    pub(crate) fn core_is_dead(&self) -> bool {
+        self.core_dead.load(Ordering::Acquire)
+    }
+
+    fn start_over(&self, phase: Phase) {
+        for (rank, name) in self.ranks.iter().zip(engine_ids(&self.ids, self.config.ranks)) {
+            rank.restart(name, phase);
         }
     }
 
@@ -90,9 +135,8 @@ impl Server {
 
     /// Starts over as a new process would, on the same port.
     pub(crate) fn restart(&self) {
-        for rank in &self.ranks {
-            rank.restart();
-        }
+        self.start_over(Phase::Cut);
+        self.core_dead.store(false, Ordering::Release);
         self.responses.clear();
         *self.process_start_unix_s.lock() = unix_time_s();
     }
@@ -220,6 +264,20 @@ async fn read(incoming: Incoming) -> Result<Bytes, ApiError> {
         }
         Err(_) => Err(ApiError::bad_request(None, "The body could not be read.")),
     }
+}
+
+/// Names of engines, new ones each time, in vLLM's form: an UUID and, for all ranks but the first, which it is.
+fn engine_ids(ids: &Ids, ranks: u32) -> impl Iterator<Item = String> {
+    let (high, low) = (ids.next(), ids.next());
+    let uuid = format!(
+        "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
+        high >> 32,
+        high >> 16 & 0xffff,
+        high & 0xffff,
+        low >> 48,
+        low & 0xffff_ffff_ffff
+    );
+    (0..ranks).map(move |rank| if rank == 0 { uuid.clone() } else { format!("{uuid}_dp{rank}") })
 }
 
 /// Seconds since the Unix epoch; 0 before it.

@@ -12,14 +12,15 @@ use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 
 use crate::answer::Answer;
-use crate::rank::{Phase, Seat, Work};
+use crate::flight::{Leg, Phase, Work};
+use crate::rank::Seat;
 use crate::scheduler::Prompt;
 use crate::tokens::tokenize;
 
 use super::Server;
 use super::body::{Body, Message};
 use super::error::{ApiError, push_json};
-use super::generate::{early_failure, ended, output, root, submit};
+use super::generate::{early_failure, ended, output, root, submit, unfinished};
 use super::reply::{Failure, Reply};
 use super::script::Api;
 use super::template;
@@ -122,10 +123,10 @@ async fn create(server: &Arc<Server>, parts: &Parts, bytes: &Bytes) -> Result<Re
     let output = output(server, Api::Chat, &body, prompt.tokens, answer.said())?;
     let input_tokens = prompt.tokens;
     let rank = server.rank(&parts.headers)?;
-    if let Some(failure) = early_failure(server.faults.take()) {
+    if let Some(failure) = early_failure(server, server.faults.take()) {
         return failure.await;
     }
-    let work = Work { prompt, output_tokens: output.tokens, finish: output.finish };
+    let work = Work { prompt, output_tokens: output.tokens, finish: output.finish, leg: Leg::Whole };
     let seat = submit(&rank, vec![work])?;
     let frame = Frame {
         id: format!("resp_{:016x}{:016x}", server.ids.next(), server.ids.next()),
@@ -155,8 +156,9 @@ async fn create(server: &Arc<Server>, parts: &Parts, bytes: &Bytes) -> Result<Re
         });
         return Ok(Reply::json(StatusCode::OK, json.into()));
     }
-    if ended(&seat, 1).await != Phase::Complete {
-        return Err(Failure::Reset);
+    let phase = ended(&seat, 1).await;
+    if phase != Phase::Complete {
+        return Err(unfinished(phase));
     }
     let usage = usage(&seat);
     let json = frame.render("completed", Some(usage));

@@ -58,6 +58,10 @@ pub(crate) async fn handle(
         let fault = "Unsupported Media Type: Only 'application/json' is allowed";
         return Err(ApiError::invalid(None, fault).into());
     }
+    let computes = matches!(route, Route::Chat | Route::Completions | Route::Embeddings | Route::Responses);
+    if computes && server.core_is_dead() {
+        return Err(ApiError::core_died().into());
+    }
     match route {
         Route::Chat => generate::completions(server, Api::Chat, &parts.headers, body, request_id).await,
         Route::Completions => {
@@ -68,7 +72,9 @@ pub(crate) async fn handle(
         Route::Models => Ok(models(server)),
         Route::Tokenize => Ok(tokenize_text(server, body)?),
         Route::Detokenize => Ok(detokenize_ids(server, body)?),
-        Route::Health | Route::Ping if server.faults.healthy() => Ok(Reply::empty(StatusCode::OK)),
+        Route::Health | Route::Ping if server.faults.healthy() && !server.core_is_dead() => {
+            Ok(Reply::empty(StatusCode::OK))
+        }
         Route::Health | Route::Ping => Ok(Reply::empty(StatusCode::SERVICE_UNAVAILABLE)),
         Route::Version => Ok(json("{\"version\":\"0.32.0\"}".to_owned())),
         Route::Load => Ok(load(server)),
@@ -174,6 +180,8 @@ fn metrics(server: &Server) -> Reply {
         block_tokens: limits.block_tokens,
         kv_blocks: limits.kv_blocks,
         process_start_unix_s: server.process_start_unix_s(),
+        connector: server.config.transfer.connector,
+        rooms: server.rooms.count(),
         ranks: &ranks,
     };
     let content_type = HeaderValue::from_static("text/plain; version=1.0.0; charset=utf-8");

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use crate::answer::Answer;
-use crate::rank::{Finish, Flight, Phase};
+use crate::flight::{Finish, Flight, Leg, Phase};
 use crate::tokens::TokenId;
 
 use super::error::push_json;
@@ -180,8 +180,16 @@ impl Script {
         out.push_str(DONE);
     }
 
-    /// The whole reply as one object, once every sequence has ended.
-    pub(crate) fn whole(&self, flight: &Flight, said: &[u32], aborted: bool) -> String {
+    /// Has a choice say what comes of the KV that it was computed from.
+    pub(crate) fn settle(&mut self, flight: &Flight, choice: usize) {
+        if flight.spoiled(choice) {
+            let said = &mut self.choices[choice];
+            said.answer = said.answer.spoiled();
+        }
+    }
+
+    /// The whole reply as one object, once every sequence has ended; `staged` is where a prefill's blocks are.
+    pub(crate) fn whole(&self, flight: &Flight, said: &[u32], aborted: bool, staged: Option<&str>) -> String {
         let words: u32 = said.iter().sum();
         let mut out = String::with_capacity(800 + self.choices.len() * 220 + words as usize * 6);
         out.push_str("{\"id\":");
@@ -207,7 +215,9 @@ impl Script {
             self.push_prompt_ids(&mut out, 0);
             out.push_str(",\"prompt_text\":null");
         }
-        out.push_str(",\"kv_transfer_params\":null,\"ec_transfer_params\":null,\"metrics\":null}");
+        out.push_str(",\"kv_transfer_params\":");
+        out.push_str(staged.unwrap_or("null"));
+        out.push_str(",\"ec_transfer_params\":null,\"metrics\":null}");
         out
     }
 
@@ -301,6 +311,10 @@ impl Script {
     fn created(&self, flight: &Flight) -> u32 {
         let full = |tokens: u32| tokens / self.block_tokens * self.block_tokens;
         let created = |(index, prompt): (usize, &PromptInfo)| {
+            if matches!(flight.leg(index * self.samples), Leg::Decode { .. }) {
+                // Fetched, not computed: a real engine says 0.
+                return 0;
+            }
             full(prompt.tokens).saturating_sub(flight.cached_tokens(index * self.samples))
         };
         self.prompts.iter().enumerate().map(created).sum()
@@ -313,7 +327,7 @@ pub(crate) const DONE: &str = "data: [DONE]\n\n";
 /// How a sequence in this phase ends, if it has.
 pub(crate) fn ending(phase: Phase, finish: Finish) -> Option<Ending> {
     match phase {
-        Phase::Under | Phase::Cut => None,
+        Phase::Under | Phase::Cut | Phase::Failed | Phase::CoreDied => None,
         Phase::Complete => Some(Ending::Finished(finish)),
         Phase::Aborted => Some(Ending::Aborted),
     }

@@ -11,7 +11,8 @@ use bytes::Bytes;
 use tokio::time::{Sleep, sleep};
 
 use crate::fault::Fault;
-use crate::rank::{Phase, Seat};
+use crate::flight::Phase;
+use crate::rank::Seat;
 
 use super::Server;
 use super::error::ApiError;
@@ -141,8 +142,11 @@ impl EventStream {
         let strikes_at = self.fault.and_then(Fault::after_tokens);
         for choice in 0..self.said.len() {
             let (phase, ready) = self.seat.flight.progress(choice);
-            if phase == Phase::Cut {
-                return Poll::Ready(Some(Err(Failure::Reset)));
+            match phase {
+                Phase::Cut => return Poll::Ready(Some(Err(Failure::Reset))),
+                Phase::Failed => return self.end_with(out, &ApiError::internal()),
+                Phase::CoreDied => return self.end_with(out, &ApiError::core_died()),
+                Phase::Under | Phase::Complete | Phase::Aborted => {}
             }
             let limit = strikes_at.filter(|_| choice == 0).unwrap_or(u32::MAX);
             self.tell(&mut out, choice, phase, ready, limit);
@@ -172,6 +176,7 @@ impl EventStream {
         let from = self.said[choice];
         let to = ready.min(limit);
         if from == 0 && (to > 0 || ending.is_some()) {
+            self.script.settle(&self.seat.flight, choice);
             self.open_all(out);
         }
         let aborts = matches!(self.fault, Some(Fault::AbortAfter { .. }));
@@ -202,13 +207,17 @@ impl EventStream {
         }
     }
 
+    /// Ends the stream with an error, as vLLM does when the head is out.
+    fn end_with(&mut self, mut out: String, error: &ApiError) -> Poll<Option<Result<Bytes, Failure>>> {
+        push_error(&mut out, error);
+        self.state = State::Over;
+        Poll::Ready(Some(Ok(out.into())))
+    }
+
     fn strike(&mut self, out: &mut String) {
         self.state = match self.fault {
             Some(Fault::ErrorEventAfter { .. }) => {
-                out.push_str("data: ");
-                out.push_str(&String::from_utf8_lossy(&ApiError::internal().body));
-                out.push_str("\n\n");
-                out.push_str(DONE);
+                push_error(out, &ApiError::internal());
                 State::Over
             }
             Some(Fault::AbortAfter { .. }) => {
@@ -224,4 +233,12 @@ impl EventStream {
             _ => State::Struck { flushed: false },
         };
     }
+}
+
+/// Appends an error and the mark at the end of a stream.
+fn push_error(out: &mut String, error: &ApiError) {
+    out.push_str("data: ");
+    out.push_str(&String::from_utf8_lossy(&error.body));
+    out.push_str("\n\n");
+    out.push_str(DONE);
 }

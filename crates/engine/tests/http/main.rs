@@ -2,7 +2,10 @@
 
 mod faults;
 mod generation;
+mod handoff;
+mod handoff_faults;
 mod harness;
 mod leaving;
 mod measures;
+mod rooms;
 mod surface;

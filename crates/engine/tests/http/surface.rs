@@ -19,7 +19,7 @@ struct Recorded {
     body: String,
 }
 
-fn fixture(name: &str) -> String {
+pub(crate) fn fixture(name: &str) -> String {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
@@ -59,7 +59,7 @@ fn parse_request(text: &str) -> Request<Full<Bytes>> {
 }
 
 /// The engine of the recordings.
-fn tiny() -> Config {
+pub(crate) fn tiny() -> Config {
     let mut config =
         Config { model: "tiny".to_owned(), model_tokens_max: 2048, ..Config::profile(Profile::Instant) };
     config.limits.block_tokens = 32;
@@ -70,7 +70,7 @@ fn tiny() -> Config {
 const KEPT: [&str; 6] = ["object", "finish_reason", "role", "owned_by", "stop_reason", "organization"];
 
 /// JSON with its keys in order, and values replaced by their kind; lists by their first member.
-fn shape(json: &str) -> String {
+pub(crate) fn shape(json: &str) -> String {
     fn value(bytes: &[u8], at: &mut usize, keep: bool, out: &mut String) {
         match bytes[*at] {
             b'{' => {
@@ -369,10 +369,7 @@ async fn impossible_requests_are_refused_before_anything_is_computed() {
         (chat, r#"{"messages":[{"role":"user","content":"x"}],"max_tokens":0}"#),
         (chat, r#"{"messages":[{"role":"user","content":"x"}],"max_tokens":2041}"#),
         (chat, r#"{"messages":[{"role":"user","content":"x"}],"n":100000}"#),
-        (
-            chat,
-            r#"{"messages":[{"role":"user","content":"x"}],"kv_transfer_params":{"do_remote_prefill":true}}"#,
-        ),
+        (chat, r#"{"messages":[{"role":"user","content":"x"}],"kv_transfer_params":7}"#),
         (text, r#"{"max_tokens":1}"#),
         (text, r#"{"prompt":"x","max_tokens":2,"min_tokens":3}"#),
         (text, r#"{"prompt":""}"#),
