@@ -4,9 +4,9 @@ use actix_web::HttpResponse;
 use actix_web::http::StatusCode;
 use actix_web::http::header;
 use bytes::Bytes;
-use routing::Refusal;
 use routing::lifecycle::{EndCause, GiveUp, Limit};
 use routing::request::BadRequest;
+use routing::{AdminFactsFull, Refusal};
 use serde::Serialize;
 
 /// What a client that may come again is told to wait when nothing better is known, in s.
@@ -98,6 +98,15 @@ impl EdgeError {
             _ => return None,
         };
         Some(Self::new(status, code, message))
+    }
+
+    /// An operator's change for which there is no room.
+    pub(crate) fn too_many_changes(full: &AdminFactsFull) -> Self {
+        Self::new(
+            StatusCode::INSUFFICIENT_STORAGE,
+            "too_many_changes",
+            format!("Nothing was changed: {full}; configure the endpoints instead."),
+        )
     }
 
     /// Something of our own that should not fail did.

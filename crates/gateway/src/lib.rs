@@ -21,7 +21,7 @@ mod stream;
 mod upstream;
 mod worker;
 
-pub use metrics::{Gauges, GossipGauges, Metrics};
+pub use metrics::{Gauges, GossipGauges, Metrics, ReloadResult};
 pub use probe::Probe;
 pub use serve::{Listeners, Serving, start};
 pub use state::{GatewaySettings, GatewayState, Missing, Readiness};

@@ -1,12 +1,13 @@
 //! Between the gossip and the core: what this replica tells, and what it hears.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use actors::{Clock, PeerEvent};
 use gossip::{Facts, GossipEvent};
 use routing::Router;
 use routing::facts::{LedgerRecord, LoadRow, Pulse};
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::{self, error::TrySendError};
 use tracing::{info, warn};
 
 /// This replica's own facts, read from its core when gossip asks.
@@ -39,8 +40,13 @@ impl Facts for OwnFacts {
     }
 }
 
-/// Hands what the gossip hears to the actors, in their words.
-pub(crate) async fn translate(mut events: mpsc::Receiver<GossipEvent>, peers: mpsc::Sender<PeerEvent>) {
+/// Hands what the gossip hears to the actors, in their words. Waits where they don't keep up, so that the gossip
+/// waits too and catches up afterwards; `delayed` counts how often.
+pub(crate) async fn translate(
+    mut events: mpsc::Receiver<GossipEvent>,
+    peers: mpsc::Sender<PeerEvent>,
+    delayed: Arc<AtomicU64>,
+) {
     while let Some(event) = events.recv().await {
         let event = match event {
             GossipEvent::Heartbeat { replica } => PeerEvent::Heartbeat { replica },
@@ -62,8 +68,43 @@ pub(crate) async fn translate(mut events: mpsc::Receiver<GossipEvent>, peers: mp
                 continue;
             }
         };
-        if peers.send(event).await.is_err() {
-            return;
+        match peers.try_send(event) {
+            Ok(()) => {}
+            Err(TrySendError::Full(event)) => {
+                delayed.fetch_add(1, Ordering::Relaxed);
+                if peers.send(event).await.is_err() {
+                    return;
+                }
+            }
+            Err(TrySendError::Closed(_)) => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use routing::ReplicaId;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_event_that_has_to_wait_is_counted_and_not_lost() {
+        let replica = |number: usize| ReplicaId::new(&format!("replica-{number}"));
+        let (heard, events) = mpsc::channel(8);
+        let (to_actors, mut peer_events) = mpsc::channel(2);
+        for number in 0..5 {
+            heard.send(GossipEvent::Heartbeat { replica: replica(number) }).await.unwrap();
+        }
+        drop(heard);
+        let delayed = Arc::new(AtomicU64::new(0));
+        let translating = tokio::spawn(translate(events, to_actors, Arc::clone(&delayed)));
+        // The test runs on one thread: whenever it yields, the translation goes on until it has to wait.
+        tokio::task::yield_now().await;
+        assert_eq!(delayed.load(Ordering::Relaxed), 1, "two fit, the third waits");
+        for number in 0..5 {
+            assert_eq!(peer_events.recv().await, Some(PeerEvent::Heartbeat { replica: replica(number) }));
+        }
+        assert_eq!(peer_events.recv().await, None);
+        translating.await.unwrap();
     }
 }

@@ -2,13 +2,15 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use actors::lifecycle::{LifecycleSettings, Lifecycles};
 use actors::{ActorKind, ActorSettings, Actors, Clock, Cluster, Surroundings};
 use anyhow::Context as _;
 use gateway::{
-    GatewaySettings, GatewayState, GossipGauges, Listeners, Metrics, Probe, Serving, UpstreamSettings,
+    GatewaySettings, GatewayState, GossipGauges, Listeners, Metrics, Probe, ReloadResult, Serving,
+    UpstreamSettings,
 };
 use gossip::{Gossip, GossipConfig};
 use parking_lot::Mutex;
@@ -56,7 +58,8 @@ impl Replica {
         let facts = Arc::new(peers::OwnFacts::new(Arc::clone(&router), clock));
         let gossip = gossip::start(gossip_config(&config).await?, facts, heard).await?;
         let gossip = Arc::new(gossip);
-        tokio::spawn(peers::translate(events, to_actors));
+        let delayed = Arc::new(AtomicU64::new(0));
+        tokio::spawn(peers::translate(events, to_actors, Arc::clone(&delayed)));
         router.on_news(gossip.nudger());
         let surroundings = Surroundings {
             router: Arc::clone(&router),
@@ -74,7 +77,7 @@ impl Replica {
             Metrics::new()?,
             Arc::clone(actors.cluster()),
             actors.sessions().clone(),
-            gauges(&gossip, &actors, &router),
+            gauges(&gossip, &actors, &router, delayed),
         );
         let serving = gateway::start(Arc::new(state), Listeners { public, admin, workers: config.workers })?;
         tokio::spawn(announce(Arc::clone(actors.cluster()), Arc::clone(&router)));
@@ -136,6 +139,13 @@ impl Replica {
     /// # Errors
     /// All faults, among them each key that only a restart can change; nothing has changed then.
     pub fn reload(&self, sources: &Sources) -> Result<(), Faults> {
+        let taken = self.take(sources);
+        let result = if taken.is_ok() { ReloadResult::Taken } else { ReloadResult::Refused };
+        self.serving.state().metrics.reloaded(result);
+        taken
+    }
+
+    fn take(&self, sources: &Sources) -> Result<(), Faults> {
         let mut newer = read(sources)?;
         let mut config = self.config.lock();
         let fixed = config.fixed_changes(&newer);
@@ -241,7 +251,12 @@ fn gateway_settings(config: &Config) -> GatewaySettings {
     }
 }
 
-fn gauges(gossip: &Arc<Gossip>, actors: &Arc<Actors>, router: &Arc<Router>) -> gateway::Gauges {
+fn gauges(
+    gossip: &Arc<Gossip>,
+    actors: &Arc<Actors>,
+    router: &Arc<Router>,
+    peer_events_delayed: Arc<AtomicU64>,
+) -> gateway::Gauges {
     let (gossip, actors, router) = (Arc::clone(gossip), Arc::clone(actors), Arc::clone(router));
     Arc::new(move || {
         let stats = gossip.stats();
@@ -253,6 +268,7 @@ fn gauges(gossip: &Arc<Gossip>, actors: &Arc<Actors>, router: &Arc<Router>) -> g
             rejected: stats.rejected.iter().map(|(cause, count)| (cause.as_str(), *count)).collect(),
             overloads: kinds.map(|kind| (kind.as_str(), actors.counts().overloaded(kind))).to_vec(),
             recreated: kinds.map(|kind| (kind.as_str(), actors.counts().recreated(kind))).to_vec(),
+            peer_events_delayed: peer_events_delayed.load(Ordering::Relaxed),
             disagreement_ratio: router.stats().disagreement_ratio(),
         }
     })

@@ -42,5 +42,5 @@ pub mod view;
 pub use decision::{CandidateCost, Chosen, Decision, Reason, Refusal};
 pub use ids::{BlockHash, EndpointId, ReplicaId, SessionKey};
 pub use reserve::Reservation;
-pub use router::{Rng, Router};
+pub use router::{AdminFactsFull, Rng, Router};
 pub use time::Moment;

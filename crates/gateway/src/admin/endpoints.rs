@@ -63,11 +63,10 @@ pub(super) fn add(state: &GatewayState, body: &[u8]) -> Answered {
         }
     }
     let specs = EndpointSpec::parse(&text).map_err(|error| EdgeError::bad_request(error.to_string()))?;
-    let now = state.clock.now();
     let ids = specs.iter().map(|spec| spec.id().to_string()).collect();
     for spec in specs {
         tracing::info!(endpoint = %spec.label(), "added by an operator");
-        state.router.administer(spec.id(), AdminOperation::Add(spec), now);
+        change(state, spec.id(), AdminOperation::Add(spec))?;
     }
     Ok(HttpResponse::Created().json(Changed { endpoints: ids }))
 }
@@ -75,7 +74,7 @@ pub(super) fn add(state: &GatewayState, body: &[u8]) -> Answered {
 pub(super) fn remove(state: &GatewayState, id: &str) -> Answered {
     let id = known(state, id)?;
     tracing::info!(endpoint = %id, "removed by an operator");
-    state.router.administer(id, AdminOperation::Remove, state.clock.now());
+    change(state, id, AdminOperation::Remove)?;
     Ok(HttpResponse::Ok().json(Changed { endpoints: vec![id.to_string()] }))
 }
 
@@ -88,8 +87,13 @@ pub(super) fn drain(state: &GatewayState, id: &str, body: &[u8]) -> Answered {
     }
     let deadline_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
     tracing::info!(endpoint = %id, deadline_ms, "drained by an operator");
-    state.router.administer(id, AdminOperation::Drain { deadline_ms }, state.clock.now());
+    change(state, id, AdminOperation::Drain { deadline_ms })?;
     Ok(HttpResponse::Accepted().json(Changed { endpoints: vec![id.to_string()] }))
+}
+
+fn change(state: &GatewayState, id: EndpointId, operation: AdminOperation) -> Result<(), EdgeError> {
+    let changed = state.router.administer(id, operation, state.clock.now());
+    changed.map(|_| ()).map_err(|full| EdgeError::too_many_changes(&full))
 }
 
 fn known(state: &GatewayState, text: &str) -> Result<EndpointId, EdgeError> {

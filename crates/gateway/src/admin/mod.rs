@@ -90,7 +90,7 @@ fn is_same(given: &[u8], token: &[u8]) -> bool {
 
 fn metrics(state: &GatewayState) -> Answered {
     let gossip = (state.gauges)();
-    let page = state.metrics.page(&state.router, &state.lifecycles, &gossip, state.clock.now());
+    let page = state.metrics.page(state, &gossip);
     page.map(|page| text("text/plain; version=0.0.4; charset=utf-8", page))
         .map_err(|error| EdgeError::internal(&error.to_string()))
 }

@@ -6,6 +6,6 @@ mod registry;
 mod scrape;
 mod worker;
 
-pub use registry::Metrics;
+pub use registry::{Metrics, ReloadResult};
 pub use scrape::{Gauges, GossipGauges};
 pub(crate) use worker::WorkerMetrics;

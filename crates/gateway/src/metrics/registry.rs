@@ -40,6 +40,15 @@ pub struct Metrics {
     pub(super) gossip_rejected: IntCounterVec,
     pub(super) disagreement_ratio: Gauge,
     pub(super) index_bytes: IntGauge,
+    pub(super) index_evicted: IntCounter,
+    pub(super) sessions: IntGauge,
+    pub(super) sessions_evicted: IntCounter,
+    pub(super) session_actors: IntGauge,
+    pub(super) admin_facts: IntGauge,
+    pub(super) admin_facts_refused: IntCounter,
+    pub(super) ledger_dropped: IntCounter,
+    pub(super) peer_events_delayed: IntCounter,
+    pub(super) config_reloads: IntCounterVec,
     pub(super) requests_in_flight: IntGauge,
     pub(super) mailbox_overload: IntCounterVec,
     pub(super) actors_recreated: IntCounterVec,
@@ -131,6 +140,27 @@ impl Metrics {
                 "Share of requests for which another replica would have chosen otherwise, 0 to 1.",
             )?,
             index_bytes: made.gauge("index_bytes", "Memory of the prefix index.")?,
+            index_evicted: made.counter(
+                "index_evicted_total",
+                "Pairs of a block and a holder that left the index to make room.",
+            )?,
+            sessions: made.gauge("sessions", "Sessions remembered.")?,
+            sessions_evicted: made.counter("sessions_evicted_total", "Sessions forgotten to make room.")?,
+            session_actors: made.gauge("session_actors", "Sessions with an actor of their own.")?,
+            admin_facts: made.gauge("admin_facts", "Operators' changes to endpoints that are kept.")?,
+            admin_facts_refused: made.counter(
+                "admin_facts_refused_total",
+                "Operators' changes, made here or heard, for which there was no room.",
+            )?,
+            ledger_dropped: made.counter(
+                "ledger_dropped_total",
+                "Placements, pins and changes never told to others because too many waited.",
+            )?,
+            peer_events_delayed: made.counter(
+                "peer_events_delayed_total",
+                "Times that what a replica said had to wait because too much waited before it.",
+            )?,
+            config_reloads: made.counters("config_reloads_total", "Reloads asked for.", &["result"])?,
             requests_in_flight: made.gauge("requests_in_flight", "Requests that have not ended.")?,
             mailbox_overload: made.counters(
                 "mailbox_overload_total",
@@ -144,6 +174,32 @@ impl Metrics {
             )?,
             registry,
         })
+    }
+}
+
+/// What became of a reload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReloadResult {
+    /// The new configuration is in force.
+    Taken,
+    /// It has faults; the old one is in force.
+    Refused,
+}
+
+impl ReloadResult {
+    /// The result as a metric label.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Taken => "taken",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+impl Metrics {
+    /// A reload was asked for.
+    pub fn reloaded(&self, result: ReloadResult) {
+        self.config_reloads.with_label_values(&[result.as_str()]).inc();
     }
 }
 

@@ -7,7 +7,7 @@ use routing::endpoint::Usable;
 use routing::{Moment, Router};
 
 use super::Metrics;
-use actors::lifecycle::Lifecycles;
+use crate::state::GatewayState;
 
 /// Figures of the gossip and of the actors, which the gateway does not know.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -18,6 +18,8 @@ pub struct GossipGauges {
     pub bytes_sent: u64,
     /// Datagrams and pulls thrown away so far, by cause; causes that never came up are left out.
     pub rejected: Vec<(&'static str, u64)>,
+    /// Times that what a peer said had to wait because too much waited before it.
+    pub peer_events_delayed: u64,
     /// Share of requests on which replicas disagree, 0 to 1; `None` while nothing was compared.
     pub disagreement_ratio: Option<f64>,
     /// Messages that found a mailbox full, by kind of actor (lifecycles left out).
@@ -33,23 +35,28 @@ impl Metrics {
     /// The page, with its gauges as they are now.
     pub(crate) fn page(
         &self,
-        router: &Router,
-        lifecycles: &Lifecycles,
+        state: &GatewayState,
         gossip: &GossipGauges,
-        now: Moment,
     ) -> Result<String, prometheus::Error> {
-        self.read_router(router, now);
+        self.read_router(&state.router, state.clock.now());
         self.read_gossip(gossip);
-        let counts = lifecycles.counts();
-        let signed = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        self.requests_in_flight.set(signed(lifecycles.table().in_flight()));
+        let counts = state.lifecycles.counts();
+        self.requests_in_flight.set(signed(state.lifecycles.table().in_flight()));
+        self.session_actors.set(signed(state.sessions.actors()));
         raise(&self.mailbox_overload.with_label_values(&["lifecycle"]), counts.overloads());
         raise(&self.actors_recreated.with_label_values(&["lifecycle"]), counts.recreated());
         TextEncoder::new().encode_to_string(&self.registry.gather())
     }
 
     fn read_router(&self, router: &Router, now: Moment) {
-        self.index_bytes.set(i64::try_from(router.stats().index_bytes).unwrap_or(i64::MAX));
+        let stats = router.stats();
+        self.index_bytes.set(signed(stats.index_bytes));
+        raise(&self.index_evicted, stats.index_evicted);
+        self.sessions.set(signed(stats.sessions));
+        raise(&self.sessions_evicted, stats.sessions_evicted);
+        self.admin_facts.set(signed(stats.admin_facts));
+        raise(&self.admin_facts_refused, stats.admin_facts_refused);
+        raise(&self.ledger_dropped, stats.ledger_overflow);
         // Endpoints that are gone must not linger on the page.
         self.endpoint_running.reset();
         self.endpoint_up.reset();
@@ -71,6 +78,7 @@ impl Metrics {
         for (cause, count) in &gossip.rejected {
             raise(&self.gossip_rejected.with_label_values(&[cause]), *count);
         }
+        raise(&self.peer_events_delayed, gossip.peer_events_delayed);
         if let Some(ratio) = gossip.disagreement_ratio {
             self.disagreement_ratio.set(ratio);
         }
@@ -81,6 +89,10 @@ impl Metrics {
             raise(&self.actors_recreated.with_label_values(&[actor]), *count);
         }
     }
+}
+
+fn signed(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
 }
 
 /// Brings a counter up to a total that is counted elsewhere.

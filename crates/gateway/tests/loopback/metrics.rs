@@ -87,11 +87,14 @@ async fn gauges_show_what_is_there_now() {
     check(&busy, &up, 1.0);
     check(&busy, "grapevine_requests_in_flight", 1.0);
     check(&busy, "grapevine_gossip_bytes_total", 7.0);
+    check(&busy, "grapevine_peer_events_delayed_total", 3.0);
     assert!(busy["grapevine_index_bytes"] >= 0.0);
     drop(client);
     rig.at_rest().await;
     let id = rig.router.view().endpoints[0].id;
-    rig.router.administer(id, routing::facts::AdminOperation::Remove, rig.serving.state().clock.now());
+    rig.router
+        .administer(id, routing::facts::AdminOperation::Remove, rig.serving.state().clock.now())
+        .unwrap();
     let idle = page(&rig).await;
     assert_eq!((idle.get(&running), idle.get(&up)), (None, None));
     check(&idle, "grapevine_requests_in_flight", 0.0);

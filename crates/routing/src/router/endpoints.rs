@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use thiserror::Error;
+
 use super::Router;
 use crate::endpoint::{
     Drained, Endpoint, EndpointSpec, ProbeStart, Served, Signal, Standing, StandingChange, Usable,
@@ -18,6 +20,11 @@ use crate::{EndpointId, Moment};
 /// The most operator changes that are kept, one an endpoint. Far above any fleet; it only bounds what a
 /// script gone wild can do to memory.
 const ADMIN_FACTS_MAX: usize = 16_384;
+
+/// An operator's change was not taken: [`ADMIN_FACTS_MAX`] changes to other endpoints are kept already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("changes to {ADMIN_FACTS_MAX} endpoints are kept already, which is the most")]
+pub struct AdminFactsFull;
 
 /// What a change to the endpoint list did here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,6 +70,10 @@ pub(super) struct Membership {
 }
 
 impl Membership {
+    pub(super) fn admin_facts(&self) -> usize {
+        self.admin.len()
+    }
+
     fn slot(&mut self) -> Option<Slot> {
         if let Some(number) = self.slots_free.pop() {
             return Some(Slot::new(number));
@@ -103,40 +114,55 @@ impl Router {
     }
 
     /// An operator's change made at this replica: applies it and tells the others.
+    ///
+    /// # Errors
+    /// When too many changes are kept; nothing has changed then and nobody is told.
     pub fn administer(
         &self,
         endpoint: EndpointId,
         operation: AdminOperation,
         now: Moment,
-    ) -> (AdminFact, EndpointChanges) {
+    ) -> Result<(AdminFact, EndpointChanges), AdminFactsFull> {
         let mut membership = self.membership.lock();
         let counter = membership.lamport + 1;
         let fact = AdminFact { endpoint, operation, counter, replica: self.own.clone() };
-        let changes = self.apply_to(&mut membership, fact.clone(), now);
+        let changes = self.apply_to(&mut membership, fact.clone(), now)?;
         drop(membership);
         self.tell(LedgerRecord::Admin(fact.clone()));
-        (fact, changes)
+        Ok((fact, changes))
     }
 
-    /// Takes in an operator's change, own or heard. Of two for one endpoint the later holds.
+    /// Takes in an operator's change that was heard. Of two for one endpoint the later holds; one for which
+    /// there is no room is counted.
     pub fn apply_admin(&self, fact: AdminFact, now: Moment) -> EndpointChanges {
-        self.apply_to(&mut self.membership.lock(), fact, now)
+        self.apply_to(&mut self.membership.lock(), fact, now).unwrap_or_default()
     }
 
-    fn apply_to(&self, membership: &mut Membership, fact: AdminFact, now: Moment) -> EndpointChanges {
+    fn apply_to(
+        &self,
+        membership: &mut Membership,
+        fact: AdminFact,
+        now: Moment,
+    ) -> Result<EndpointChanges, AdminFactsFull> {
         membership.lamport = membership.lamport.max(fact.counter);
         let held = membership.admin.get(&fact.endpoint);
-        let newer = held.is_none_or(|held| (held.counter, &held.replica) < (fact.counter, &fact.replica));
-        if !newer || (held.is_none() && membership.admin.len() >= ADMIN_FACTS_MAX) {
-            return EndpointChanges::default();
+        if held.is_none() && membership.admin.len() >= ADMIN_FACTS_MAX {
+            self.counters.admin_facts_refused.fetch_add(1, Ordering::Relaxed);
+            return Err(AdminFactsFull);
+        }
+        if held.is_some_and(|held| (held.counter, &held.replica) >= (fact.counter, &fact.replica)) {
+            return Ok(EndpointChanges::default());
         }
         let endpoint = fact.endpoint;
         let operation = fact.operation.clone();
         membership.drained.remove(&endpoint);
         membership.admin.insert(endpoint, fact);
+        if operation == AdminOperation::Remove && self.view.load().get(endpoint).is_none() {
+            return Ok(EndpointChanges::default());
+        }
         let mut changes = self.rebuild(membership, now);
         let view = self.view();
-        let Some(endpoint) = view.get(endpoint) else { return changes };
+        let Some(endpoint) = view.get(endpoint) else { return Ok(changes) };
         match operation {
             AdminOperation::Drain { deadline_ms } => {
                 let deadline = now.plus(Duration::from_millis(deadline_ms));
@@ -146,7 +172,7 @@ impl Router {
             AdminOperation::Add(_) => endpoint.with_breaker(|breaker| breaker.undrain(now)),
             AdminOperation::Remove => {}
         }
-        changes
+        Ok(changes)
     }
 
     /// Every operator's change that is known, by endpoint.

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
-pub use endpoints::{EndpointChanges, ModelEntry};
+pub use endpoints::{AdminFactsFull, EndpointChanges, ModelEntry};
 pub use facts::Merged;
 pub use learning::Measurement;
 
@@ -76,6 +76,7 @@ struct Outgoing {
 #[derive(Default)]
 struct Counters {
     ledger_overflow: AtomicU64,
+    admin_facts_refused: AtomicU64,
     ledger_unknown_endpoint: AtomicU64,
     reserve_conflicts: AtomicU64,
     reserve_forced: AtomicU64,
@@ -91,6 +92,16 @@ pub struct RouterStats {
     pub index_bytes: usize,
     /// Blocks in the prefix index.
     pub index_blocks: usize,
+    /// Pairs of a block and a holder that left the index to make room.
+    pub index_evicted: u64,
+    /// Sessions in the table.
+    pub sessions: usize,
+    /// Sessions that left the table to make room.
+    pub sessions_evicted: u64,
+    /// Operators' changes that are kept.
+    pub admin_facts: usize,
+    /// Operators' changes, own and heard, that were not taken because too many are kept.
+    pub admin_facts_refused: u64,
     /// Ledger records that were dropped because too many waited to be told.
     pub ledger_overflow: u64,
     /// Ledger records heard about endpoints that are not configured here.
@@ -205,6 +216,11 @@ impl Router {
         RouterStats {
             index_bytes: self.index.bytes(),
             index_blocks: self.index.blocks(),
+            index_evicted: self.index.evicted(),
+            sessions: self.sessions.len(),
+            sessions_evicted: self.sessions.left(),
+            admin_facts: self.membership.lock().admin_facts(),
+            admin_facts_refused: count(&self.counters.admin_facts_refused),
             ledger_overflow: count(&self.counters.ledger_overflow),
             ledger_unknown_endpoint: count(&self.counters.ledger_unknown_endpoint),
             reserve_conflicts: count(&self.counters.reserve_conflicts),

@@ -99,7 +99,7 @@ impl Rig {
             metrics,
             Arc::clone(actors.cluster()),
             actors.sessions().clone(),
-            Arc::new(|| GossipGauges { bytes_sent: 7, ..GossipGauges::default() }),
+            Arc::new(|| GossipGauges { bytes_sent: 7, peer_events_delayed: 3, ..GossipGauges::default() }),
         );
         let listen = || TcpListener::bind("127.0.0.1:0").unwrap();
         let listeners = Listeners { public: listen(), admin: listen(), workers: 1 };

@@ -17,14 +17,14 @@ fn sorted(numbers: &[usize]) -> Vec<EndpointId> {
 #[test]
 fn operators_changes_stay_on_top_of_the_configured_list() {
     let router = router(2, Settings::default());
-    let (_, changes) = router.administer(id(5), AdminOperation::Add(spec(5)), at(1));
+    let (_, changes) = router.administer(id(5), AdminOperation::Add(spec(5)), at(1)).unwrap();
     assert_eq!(changes.added, [id(5)]);
-    let (_, changes) = router.administer(id(0), AdminOperation::Remove, at(2));
+    let (_, changes) = router.administer(id(0), AdminOperation::Remove, at(2)).unwrap();
     assert_eq!(changes.removed, [id(0)]);
     assert_eq!(ids(&router), sorted(&[1, 5]));
     router.set_endpoints((0..4).map(spec).collect(), at(3));
     assert_eq!(ids(&router), sorted(&[1, 2, 3, 5]));
-    router.administer(id(0), AdminOperation::Add(spec(0)), at(4));
+    router.administer(id(0), AdminOperation::Add(spec(0)), at(4)).unwrap();
     assert_eq!(ids(&router), sorted(&[0, 1, 2, 3, 5]));
 }
 
@@ -46,7 +46,7 @@ fn of_two_changes_the_later_holds_whatever_the_order_of_hearing() {
         assert_eq!(router.admin_facts(), std::slice::from_ref(&remove));
         assert!(ids(&router).is_empty());
         // What this replica says next is later than all it has heard.
-        let (own, _) = router.administer(id(0), AdminOperation::Add(spec(0)), at(2));
+        let (own, _) = router.administer(id(0), AdminOperation::Add(spec(0)), at(2)).unwrap();
         assert_eq!(own.counter, 4);
         assert_eq!(ids(&router), [id(0)]);
     }
@@ -58,7 +58,7 @@ fn a_draining_endpoint_gets_nothing_new_and_goes_once_it_is_idle() {
     let prompt = shape(&router, "x");
     let held = router.choose(&prompt, &[id(1)], at(1), &mut rng()).unwrap();
     let drain = AdminOperation::Drain { deadline_ms: 10_000 };
-    let (_, changes) = router.administer(id(0), drain, at(2));
+    let (_, changes) = router.administer(id(0), drain, at(2)).unwrap();
     assert_eq!(changes.draining, [id(0)]);
     for _ in 0..10 {
         assert_eq!(choose(&router, &prompt, at(3)).endpoint.id, id(1));
@@ -73,7 +73,7 @@ fn a_draining_endpoint_gets_nothing_new_and_goes_once_it_is_idle() {
 fn a_drain_ends_when_its_time_is_up() {
     let router = router(2, Settings::default());
     let _held = router.choose(&shape(&router, "x"), &[id(1)], at(1), &mut rng()).unwrap();
-    router.administer(id(0), AdminOperation::Drain { deadline_ms: 1_000 }, at(2));
+    router.administer(id(0), AdminOperation::Drain { deadline_ms: 1_000 }, at(2)).unwrap();
     assert_eq!(router.finish_drains(at(1_001)).removed, []);
     assert_eq!(router.finish_drains(at(1_003)).removed, [id(0)]);
 }
@@ -154,4 +154,31 @@ fn one_live_replica_looks_after_each_endpoint_and_all_agree_who() {
     let survivors = [live[0].clone(), live[2].clone()];
     routers[0].set_replicas(&survivors);
     assert!(of_b.iter().all(|number| owner(&routers[0], *number) != live[1]));
+}
+
+#[test]
+fn operators_changes_are_bounded_and_one_too_many_is_refused_and_counted() {
+    let router = router(1, Settings::default());
+    let elsewhere = |number: u64| EndpointId::of(&format!("http://10.1.0.0:{number}"), None);
+    let most = 16_384;
+    for number in 0..most {
+        router.administer(elsewhere(number), AdminOperation::Remove, at(1)).unwrap();
+    }
+    assert_eq!(router.stats().admin_facts as u64, most);
+    let told = router.take_ledger(usize::MAX).len();
+    let one_more = router.administer(id(7), AdminOperation::Add(spec(7)), at(2));
+    assert_eq!(one_more, Err(crate::AdminFactsFull));
+    assert_eq!((told as u64, router.take_ledger(usize::MAX).len()), (most, 0), "nobody is told of it");
+    assert!(router.view().get(id(7)).is_none());
+    // Another change to what was changed before has its room.
+    router.administer(elsewhere(0), AdminOperation::Remove, at(3)).unwrap();
+    // One that is heard is no more welcome.
+    let fact = AdminFact {
+        endpoint: id(8),
+        operation: AdminOperation::Add(spec(8)),
+        counter: 99_999,
+        replica: ReplicaId::new("b"),
+    };
+    router.apply_admin(fact, at(4));
+    assert_eq!((router.stats().admin_facts as u64, router.stats().admin_facts_refused), (most, 2));
 }

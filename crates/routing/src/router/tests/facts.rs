@@ -184,7 +184,7 @@ fn a_joiner_learns_placements_pins_and_changes_from_a_snapshot() {
     prompts.iter().for_each(|prompt| drop(choose(&old, prompt, at(1))));
     let key = SessionKey::of("x-session-id", b"s");
     old.pin(key, id(1), at(2));
-    old.administer(id(7), crate::facts::AdminOperation::Add(spec(7)), at(2));
+    old.administer(id(7), crate::facts::AdminOperation::Add(spec(7)), at(2)).unwrap();
     let new = router_named("b", 3, Settings::default());
     let mut cursor = None;
     loop {
