@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::scheduler::{Limits, SchedulerKind};
-use crate::timing::{Profile, Timing};
+use crate::timing::{Crowding, Profile, Timing};
 use crate::transfer::{BadParams, Connector, Role, Transfer};
 
 /// The flags of `grapevine engine`.
@@ -35,8 +35,14 @@ pub struct Options {
     #[arg(long, value_name = "MS")]
     pub inter_token_ms: Option<f64>,
     /// Decoding requests at which the time between tokens has doubled; 1 for never
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with = "each_adds")]
     pub double_at: Option<u32>,
+    /// Every other decoding request adds this share of the time between tokens, instead of --double-at
+    #[arg(long, value_name = "RATIO")]
+    pub each_adds: Option<f64>,
+    /// Time between tokens while a prompt is computed beside them, as a multiple; for --scheduler fifo
+    #[arg(long, value_name = "FACTOR")]
+    pub beside_prefill: Option<f64>,
     /// Tokens in a KV block
     #[arg(long, value_name = "TOKENS", default_value_t = 16)]
     pub block_size: u32,
@@ -151,6 +157,8 @@ const RANKS_MAX: u32 = 64;
 const SPEED_MAX: f64 = 10_000.0;
 /// An hour per step or token is a typing error.
 const TIME_MS_MAX: f64 = 3_600_000.0;
+/// A thousandfold slowdown is a typing error.
+const FACTOR_MAX: f64 = 1_000.0;
 /// Waiting longer than a day is a typing error.
 const WAIT_S_MAX: f64 = 86_400.0;
 /// A block is a few hundred bytes of memory here; 16 million of them are 400 MB.
@@ -239,6 +247,12 @@ impl Options {
         ] {
             check((1..=max).contains(&value), flag, &value, &format!("1 to {max}"));
         }
+        let each_adds = self.each_adds.unwrap_or(0.0);
+        check((0.0..=FACTOR_MAX).contains(&each_adds), "each-adds", &each_adds, "0 to 1000");
+        let beside = self.beside_prefill.unwrap_or(1.0);
+        check((1.0..=FACTOR_MAX).contains(&beside), "beside-prefill", &beside, "1 to 1000");
+        let slows = self.beside_prefill.is_none() || self.scheduler == SchedulerKind::Fifo;
+        check(slows, "beside-prefill", &beside, "only with --scheduler fifo");
         for (flag, time_s) in [
             ("kv-pin-s", self.kv_pin_s),
             ("kv-handshake-s", self.kv_handshake_s),
@@ -314,7 +328,12 @@ impl Options {
             prefill_base: time(self.prefill_base_ms, profile.prefill_base),
             prefill_per_token: time(self.prefill_token_us.map(|us| us / 1e3), profile.prefill_per_token),
             inter_token: time(self.inter_token_ms, profile.inter_token),
-            double_at: self.double_at.unwrap_or(profile.double_at),
+            crowding: match (self.double_at, self.each_adds) {
+                (Some(at), _) => Crowding::DoubleAt(at),
+                (None, Some(share)) => Crowding::Each(share),
+                (None, None) => profile.crowding,
+            },
+            beside_prefill: self.beside_prefill.unwrap_or(profile.beside_prefill),
         }
         .sped_up(self.speed)
     }
@@ -379,6 +398,16 @@ mod tests {
             .transfer;
         assert_eq!(transfer.time(1_000), Duration::from_millis(6));
         assert_eq!(transfer.pin_max, Duration::from_secs(15));
+    }
+
+    #[test]
+    fn engines_that_slow_themselves_down_are_described_by_two_flags() {
+        let timing =
+            options("--scheduler fifo --each-adds 0.15 --beside-prefill 4").config().expect("valid").timing;
+        assert_eq!((timing.crowding, timing.beside_prefill), (Crowding::Each(0.15), 4.0));
+        for line in ["--beside-prefill 4", "--scheduler fifo --beside-prefill 0.5", "--each-adds=-1"] {
+            assert!(options(line).config().is_err(), "{line}");
+        }
     }
 
     #[test]

@@ -29,5 +29,5 @@ pub use handle::{Engine, EngineError, Stats, serve};
 pub use record::{Recorded, Route};
 pub use scheduler::SchedulerKind;
 pub use server::chat_prompt;
-pub use timing::Profile;
+pub use timing::{Crowding, Profile, Timing};
 pub use transfer::{BadParams, Connector, Role, Transfer};

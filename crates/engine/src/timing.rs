@@ -48,9 +48,20 @@ pub struct Timing {
     pub prefill_per_token: Duration,
     /// Time between two tokens of a request that decodes alone.
     pub inter_token: Duration,
-    /// Decoding requests at which the time between tokens has doubled; it rises linearly up to there and
-    /// not beyond. At 1 or below it never rises.
-    pub double_at: u32,
+    /// How the time between tokens grows with the requests that decode.
+    pub crowding: Crowding,
+    /// How many times longer the time between tokens is while a prompt is computed beside them, at least 1. Only
+    /// for the simple engine: with steps, decodes wait for the prompt tokens in theirs.
+    pub beside_prefill: f64,
+}
+
+/// How the time between tokens grows with the requests that decode.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Crowding {
+    /// Linearly to twice its value at so many, and not beyond; at 1 or below it never does.
+    DoubleAt(u32),
+    /// By this share of it for every one but the first, without end.
+    Each(f64),
 }
 
 impl Timing {
@@ -60,13 +71,15 @@ impl Timing {
         base + self.prefill_per_token * tokens
     }
 
-    /// Time between tokens with `batch` requests decoding, between 1 and 2 times [`Self::inter_token`].
+    /// Time between tokens with `batch` requests decoding.
     pub fn decode(&self, batch: u32) -> Duration {
-        if self.double_at <= 1 || batch <= 1 {
-            return self.inter_token;
-        }
-        let load = f64::from(batch - 1) / f64::from(self.double_at - 1);
-        self.inter_token.mul_f64(1.0 + load.min(1.0))
+        let others = f64::from(batch.max(1) - 1);
+        let growth = match self.crowding {
+            Crowding::DoubleAt(0..=1) => 0.0,
+            Crowding::DoubleAt(at) => (others / f64::from(at - 1)).min(1.0),
+            Crowding::Each(share) => others * share,
+        };
+        self.inter_token.mul_f64(1.0 + growth)
     }
 
     /// The same engine, everything `speed` times faster.
@@ -76,7 +89,7 @@ impl Timing {
             prefill_base: self.prefill_base.div_f64(speed),
             prefill_per_token: self.prefill_per_token.div_f64(speed),
             inter_token: self.inter_token.div_f64(speed),
-            double_at: self.double_at,
+            ..self
         }
     }
 }
@@ -94,7 +107,8 @@ impl Profile {
             prefill_base: Duration::from_millis(base_ms),
             prefill_per_token: Duration::from_micros(per_token_us),
             inter_token: Duration::from_millis(inter_token_ms),
-            double_at: 64,
+            crowding: Crowding::DoubleAt(64),
+            beside_prefill: 1.0,
         }
     }
 
@@ -126,6 +140,14 @@ mod tests {
             assert_eq!(timing.decode(batch), Duration::from_millis(ms), "{batch} decoding");
         }
         assert!(timing.decode(32) > timing.decode(16));
+    }
+
+    #[test]
+    fn every_request_can_add_its_share_without_end() {
+        let timing = Timing { crowding: Crowding::Each(0.15), ..Profile::Llama8bH100.timing() };
+        for (batch, us) in [(0, 12_000), (1, 12_000), (2, 13_800), (11, 30_000), (101, 192_000)] {
+            assert_eq!(timing.decode(batch), Duration::from_micros(us), "{batch} decoding");
+        }
     }
 
     #[test]

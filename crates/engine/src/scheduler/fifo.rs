@@ -1,10 +1,11 @@
 //! The simple engine: one prefill at a time in order of arrival, never slowed by decodes, over an LRU cache of
 //! blocks in which running jobs pin nothing. A job's time to first token is its queue plus its own uncached
-//! prefill. One whose KV comes from elsewhere waits in no queue and decodes once it is there. A finished prefill
+//! prefill; a prefill can slow the decodes beside it ([`Timing::beside_prefill`]). One whose KV comes from elsewhere waits in no queue and decodes once it is there. A finished prefill
 //! that is to be kept is not when too few blocks are free.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::time::Duration;
 
 use super::pins::Pins;
 use super::{Event, Gauges, Handoff, Job, JobId, Limits, Refused, Totals};
@@ -108,7 +109,7 @@ impl Fifo {
         out.push(Event::Started { job: id, at: now, cached_tokens, spoiled });
         let batch = self.decoding.len() as u32 + 1;
         self.decoding.insert(id, Decoding { job, handoff: Handoff::None, spoiled, generated: 0, uncached });
-        self.due.push(Reverse((now.plus(self.timing.decode(batch)), id)));
+        self.due.push(Reverse((now.plus(self.gap(batch)), id)));
     }
 
     pub(super) fn cancel(&mut self, now: Moment, id: JobId, out: &mut Vec<Event>) {
@@ -210,7 +211,7 @@ impl Fifo {
         let last = decoding.generated >= decoding.job.output_tokens;
         out.push(Event::Tokens { job: id, at, count: 1, last });
         if !last {
-            self.due.push(Reverse((at.plus(self.timing.decode(batch)), id)));
+            self.due.push(Reverse((at.plus(self.gap(batch)), id)));
         } else if let Some(decoding) = self.decoding.remove(&id) {
             self.leave(&decoding);
             if decoding.handoff == Handoff::Keep {
@@ -219,6 +220,13 @@ impl Fifo {
                 self.pins.keep_content(id, &mut self.pool, named, last, spoiled);
             }
         }
+    }
+
+    /// Time to the next token of one of so many, as it is now; a prompt that begins or ends meanwhile counts from
+    /// the token after that.
+    fn gap(&self, batch: u32) -> Duration {
+        let alone = self.timing.decode(batch);
+        if self.prefilling.is_some() { alone.mul_f64(self.timing.beside_prefill) } else { alone }
     }
 
     fn leave(&mut self, decoding: &Decoding) {

@@ -7,6 +7,8 @@
 //! for a prompt's KV is there; whoever drives it brings the KV and calls [`Scheduler::fetched`].
 
 mod fifo;
+#[cfg(test)]
+mod handoff_tests;
 mod instant;
 mod pins;
 mod step;

@@ -4,25 +4,28 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
+use crate::timing::Crowding;
 use crate::tokens::TokenId;
 
-const TIMING: Timing = Timing {
+pub(super) const TIMING: Timing = Timing {
     prefill_base: Duration::from_millis(30),
     prefill_per_token: Duration::from_micros(250),
     inter_token: Duration::from_millis(12),
-    double_at: 3,
+    crowding: Crowding::DoubleAt(3),
+    beside_prefill: 1.0,
 };
 const FREE: Timing = Timing {
     prefill_base: Duration::ZERO,
     prefill_per_token: Duration::ZERO,
     inter_token: Duration::ZERO,
-    double_at: 1,
+    crowding: Crowding::DoubleAt(1),
+    beside_prefill: 1.0,
 };
-const LIMITS: Limits =
+pub(super) const LIMITS: Limits =
     Limits { block_tokens: 32, kv_blocks: 1_000, step_tokens_max: 2_048, running_max: 16, waiting_max: None };
 
 /// The three schedulers, for what they must have in common.
-fn all(limits: Limits) -> [(&'static str, Scheduler); 3] {
+pub(super) fn all(limits: Limits) -> [(&'static str, Scheduler); 3] {
     [
         ("step", Scheduler::new(SchedulerKind::Step, TIMING, limits)),
         ("fifo", Scheduler::new(SchedulerKind::Fifo, TIMING, limits)),
@@ -39,29 +42,29 @@ fn prompt(tokens: &[TokenId], salt: &str, block_tokens: u32) -> Prompt {
 }
 
 /// A prompt that shares nothing with another of a different `first` token.
-fn unlike(first: u32, tokens: u32) -> Prompt {
+pub(super) fn unlike(first: u32, tokens: u32) -> Prompt {
     let mut ids = ids(tokens);
     ids[0] = TokenId(1_000_000 + first);
     prompt(&ids, "", LIMITS.block_tokens)
 }
 
-fn job(id: u64, prompt: Prompt, output_tokens: u32) -> Job {
+pub(super) fn job(id: u64, prompt: Prompt, output_tokens: u32) -> Job {
     Job { id: JobId(id), prompt, output_tokens }
 }
 
 /// Runs until nothing is left to do; all events in order.
-fn run(scheduler: &mut Scheduler, out: &mut Vec<Event>) {
+pub(super) fn run(scheduler: &mut Scheduler, out: &mut Vec<Event>) {
     while let Some(at) = scheduler.next_at() {
         scheduler.advance(at, out);
     }
 }
 
-fn ms(ms: f64) -> Moment {
+pub(super) fn ms(ms: f64) -> Moment {
     Moment::default().plus(Duration::from_secs_f64(ms / 1e3))
 }
 
 /// When each job's tokens came out, in ms.
-fn token_times(events: &[Event], id: u64) -> Vec<f64> {
+pub(super) fn token_times(events: &[Event], id: u64) -> Vec<f64> {
     let times = events.iter().filter_map(|event| match event {
         Event::Tokens { job, at, .. } if *job == JobId(id) => Some(at.0 as f64 / 1e6),
         _ => None,

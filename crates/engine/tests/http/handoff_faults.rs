@@ -186,6 +186,43 @@ async fn incomplete_parameters_kill_the_engine_and_all_it_was_doing() {
     tokio::time::timeout(DEADLINE, refused).await.expect("connections are refused");
 }
 
+#[derive(clap::Parser)]
+struct Line {
+    #[command(flatten)]
+    options: engine::Options,
+}
+
+#[tokio::test]
+async fn an_engine_run_from_its_flags_ends_with_an_error_when_its_core_dies() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port");
+    let line = format!("engine --listen {free} --profile instant --role decode");
+    let line: Line = clap::Parser::try_parse_from(line.split(' ')).expect("parses");
+    let serving = tokio::spawn(engine::serve(line.options, std::future::pending()));
+    let fatal = second_leg(&body(1, false), &json!({"do_remote_prefill": true}));
+    let ask = async {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let mut connection = loop {
+            match tokio::net::TcpStream::connect(free).await {
+                Ok(connection) => break connection,
+                Err(_) => tokio::time::sleep(Duration::from_millis(2)).await,
+            }
+        };
+        let head = format!(
+            "POST {TEXT} HTTP/1.1\r\nhost: e\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            fatal.len()
+        );
+        connection.write_all(head.as_bytes()).await.expect("sends");
+        connection.write_all(fatal.as_bytes()).await.expect("sends");
+        let mut got = String::new();
+        connection.read_to_string(&mut got).await.expect("an answer, then the end");
+        got
+    };
+    let got = tokio::time::timeout(DEADLINE, ask).await.expect("in time");
+    assert!(got.starts_with("HTTP/1.1 500") && got.ends_with(CORE_DIED), "{got}");
+    let ended = tokio::time::timeout(DEADLINE, serving).await.expect("in time").expect("no panic");
+    assert!(matches!(ended, Err(engine::EngineError::CoreDied)));
+}
+
 #[tokio::test]
 async fn an_engine_kept_alive_without_its_core_says_so_until_it_starts_over() {
     let d = decoder(Config { keep_alive_on_core_death: true, ..tiny() }).await;
