@@ -151,7 +151,8 @@ impl LifecyclePort for Port {
         let prompt_tokens = account.prompt_tokens.unwrap_or(shape.prompt_tokens);
         let warm_tokens = prompt_tokens.saturating_add(account.output_tokens.unwrap_or(account.events));
         let warm_tokens = finished.then_some(warm_tokens);
-        let qoe = account.digestion.filter(|_| finished).and_then(|digestion| digestion.qoe());
+        let qoe =
+            account.digestion.filter(|_| finished).and_then(|digestion| digestion.qoe(account.output_tokens));
         let qoe = qoe.map(|qoe| qoe as f32);
         self.state.sessions.ended(session, TurnEnded { endpoint, warm_tokens, qoe });
     }

@@ -8,7 +8,9 @@
 //!
 //! The main choice: sums instead of arrival times. The area under all ramps needs only their number, the sum
 //! of their beginnings and the last of them, so a stream of any length costs a few words and a few
-//! nanoseconds per chunk.
+//! nanoseconds per chunk. What comes is pieces, and how many tokens an engine has put into one is known at the
+//! end, if it reports its count: so the reader is followed side by side at a few fixed numbers of tokens per
+//! piece, and the true one lies between two of them.
 //!
 //! Two things follow from the definition and surprise: tokens that come before they are expected make up for
 //! later ones that are late, and since the curves end with the last token, a single last token that is very
@@ -46,88 +48,124 @@ impl Default for ClassTargets {
     }
 }
 
+/// Tokens per piece at which a reader is followed. Engines send a token at a time, the few that speculation
+/// guessed right, or as many as a streaming interval holds, mostly 10 or 16.
+const TOKENS_PER_PIECE: [f64; 7] = [1.0, 2.0, 3.0, 4.0, 6.0, 10.0, 16.0];
+
 /// A stream as its reader takes it in. All times are in ms after the request's arrival.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Digestion {
     ttft_target_ms: f64,
-    /// How long the reader takes over one token.
-    ramp_ms: f64,
-    tokens: u32,
+    pieces: u32,
     first_ms: f64,
     last_ms: f64,
-    /// When the last token begins to be taken in.
+    /// The same reader if each piece were as many tokens as [`TOKENS_PER_PIECE`] says.
+    readers: [Reader; TOKENS_PER_PIECE.len()],
+}
+
+/// How far a reader is who takes `ramp_ms` over each piece.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Reader {
+    ramp_ms: f64,
+    /// When the last piece begins to be taken in.
     last_ramp_ms: f64,
-    /// The sum of when each token begins to be taken in.
+    /// The sum of when each piece begins to be taken in.
     ramps_sum_ms: f64,
+}
+
+impl Reader {
+    fn arrived(&mut self, at_ms: f64, pieces: f64) {
+        let first_ramp_ms = at_ms.max(self.last_ramp_ms + self.ramp_ms);
+        self.ramps_sum_ms += pieces * first_ramp_ms + self.ramp_ms * pieces * (pieces - 1.0) / 2.0;
+        self.last_ramp_ms = first_ramp_ms + self.ramp_ms * (pieces - 1.0);
+    }
+
+    fn qoe(&self, ttft_target_ms: f64, pieces: f64) -> f64 {
+        let end_ms = self.last_ramp_ms + self.ramp_ms;
+        // Each ramp is half the area short of what a piece that is there at once would give.
+        let taken_in = pieces * (end_ms - self.ramp_ms / 2.0) - self.ramps_sum_ms;
+        let expected = expected_area(end_ms - ttft_target_ms, pieces, self.ramp_ms);
+        if expected > 0.0 { (taken_in / expected).clamp(0.0, 1.0) } else { 1.0 }
+    }
 }
 
 impl Digestion {
     /// Nothing has come yet. Of a request that is answered `samples` times over in one stream, each sample is
     /// expected at the pace of `slo`, and so the stream at that many times the pace.
     pub fn new(slo: &Slo, samples: u32) -> Self {
+        let token_ms = slo.tpot_ms / f64::from(samples.max(1));
         Self {
             ttft_target_ms: slo.ttft_ms,
-            ramp_ms: slo.tpot_ms / f64::from(samples.max(1)),
-            tokens: 0,
+            pieces: 0,
             first_ms: 0.0,
             last_ms: 0.0,
-            last_ramp_ms: f64::NEG_INFINITY,
-            ramps_sum_ms: 0.0,
+            readers: TOKENS_PER_PIECE.map(|tokens| Reader {
+                ramp_ms: token_ms * tokens,
+                last_ramp_ms: f64::NEG_INFINITY,
+                ramps_sum_ms: 0.0,
+            }),
         }
     }
 
-    /// `tokens` tokens have come together, `at_ms` after arrival. An earlier time than the last call's is
+    /// `pieces` pieces have come together, `at_ms` after arrival. An earlier time than the last call's is
     /// taken for that.
-    pub fn arrived(&mut self, at_ms: f64, tokens: u32) {
-        if tokens == 0 {
+    pub fn arrived(&mut self, at_ms: f64, pieces: u32) {
+        if pieces == 0 {
             return;
         }
         self.last_ms = at_ms.max(self.last_ms);
-        if self.tokens == 0 {
+        if self.pieces == 0 {
             self.first_ms = self.last_ms;
         }
-        let count = f64::from(tokens);
-        let first_ramp_ms = self.last_ms.max(self.last_ramp_ms + self.ramp_ms);
-        self.ramps_sum_ms += count * first_ramp_ms + self.ramp_ms * count * (count - 1.0) / 2.0;
-        self.last_ramp_ms = first_ramp_ms + self.ramp_ms * (count - 1.0);
-        self.tokens = self.tokens.saturating_add(tokens);
+        for reader in &mut self.readers {
+            reader.arrived(self.last_ms, f64::from(pieces));
+        }
+        self.pieces = self.pieces.saturating_add(pieces);
     }
 
-    /// Tokens so far.
-    pub const fn tokens(&self) -> u32 {
-        self.tokens
+    /// Pieces so far.
+    pub const fn pieces(&self) -> u32 {
+        self.pieces
     }
 
     /// When the first token came, if one has.
     pub fn ttft_ms(&self) -> Option<f64> {
-        (self.tokens > 0).then_some(self.first_ms)
+        (self.pieces > 0).then_some(self.first_ms)
     }
 
-    /// From the first token to the last, in ms, if any has come.
+    /// From the first piece to the last, in ms, if any has come.
     pub fn span_ms(&self) -> Option<f64> {
-        (self.tokens > 0).then_some(self.last_ms - self.first_ms)
+        (self.pieces > 0).then_some(self.last_ms - self.first_ms)
     }
 
-    /// The quality so far, 0 to 1; `None` before the first token.
-    pub fn qoe(&self) -> Option<f64> {
-        if self.tokens == 0 {
+    /// The quality so far, 0 to 1; `None` before the first token. `tokens` is the engine's count for what has
+    /// come, if it has one; without it, each piece is a token.
+    ///
+    /// Exact for as many tokens per piece as are in the list that is followed, and interpolated between.
+    pub fn qoe(&self, tokens: Option<u32>) -> Option<f64> {
+        if self.pieces == 0 {
             return None;
         }
-        let tokens = f64::from(self.tokens);
-        let end_ms = self.last_ramp_ms + self.ramp_ms;
-        // Each ramp is half the area short of what a token that is there at once would give.
-        let taken_in = tokens * (end_ms - self.ramp_ms / 2.0) - self.ramps_sum_ms;
-        let expected = expected_area(end_ms - self.ttft_target_ms, tokens, self.ramp_ms);
-        Some(if expected > 0.0 { (taken_in / expected).clamp(0.0, 1.0) } else { 1.0 })
+        let pieces = f64::from(self.pieces);
+        // The token that ends an answer is counted and has no text.
+        let texts = tokens.map_or(pieces, |tokens| f64::from(tokens) - 1.0);
+        let most = TOKENS_PER_PIECE[TOKENS_PER_PIECE.len() - 1];
+        let per_piece = (texts / pieces).clamp(1.0, most);
+        let above = TOKENS_PER_PIECE.partition_point(|followed| *followed < per_piece);
+        let below = above.saturating_sub(1);
+        let [low, high] = [below, above].map(|at| self.readers[at].qoe(self.ttft_target_ms, pieces));
+        let [from, to] = [below, above].map(|at| TOKENS_PER_PIECE[at]);
+        let share = if to > from { (per_piece - from) / (to - from) } else { 0.0 };
+        Some(low + share * (high - low))
     }
 }
 
-/// The area under the expected curve over the `span_ms` that begin when the first token is expected, in
-/// token-milliseconds.
-fn expected_area(span_ms: f64, tokens: f64, ramp_ms: f64) -> f64 {
+/// The area under the expected curve over the `span_ms` that begin when the first piece is expected, in
+/// piece-milliseconds.
+fn expected_area(span_ms: f64, pieces: f64, ramp_ms: f64) -> f64 {
     let span = span_ms.max(0.0);
-    let rising = ramp_ms * tokens;
-    if span <= rising { span * span / (2.0 * ramp_ms) } else { tokens * (span - rising / 2.0) }
+    let rising = ramp_ms * pieces;
+    if span <= rising { span * span / (2.0 * ramp_ms) } else { pieces * (span - rising / 2.0) }
 }
 
 /// Whether a target was met.
@@ -203,7 +241,7 @@ impl Seen<'_> {
     pub fn tpot_ms(&self) -> Option<f64> {
         let digestion = self.digestion?;
         let span_ms = digestion.span_ms()?;
-        let tokens = f64::from(self.output_tokens.unwrap_or(0).max(digestion.tokens()));
+        let tokens = f64::from(self.output_tokens.unwrap_or(0).max(digestion.pieces()));
         let steps = tokens / f64::from(self.samples.max(1)) - 1.0;
         (steps > 0.0).then(|| span_ms / steps)
     }
@@ -222,7 +260,11 @@ impl Seen<'_> {
             return Fared { e2e, ..Fared::default() };
         }
         Fared {
-            qoe: if failed { Some(0.0) } else { self.digestion.and_then(Digestion::qoe) },
+            qoe: if failed {
+                Some(0.0)
+            } else {
+                self.digestion.and_then(|each| each.qoe(self.output_tokens))
+            },
             ttft: (failed || ttft_ms.is_some()).then(|| Target::judge(ttft_ms, slo.ttft_ms)),
             tpot: if failed {
                 Some(Target::Missed)

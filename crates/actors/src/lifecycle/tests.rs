@@ -38,7 +38,7 @@ impl LifecyclePort for FakePort {
     fn ended(&self, ended: &Ended<'_>) -> Fared {
         self.ended.borrow_mut().push(ended.outcome.verdict);
         Fared {
-            qoe: ended.account.digestion.and_then(|digestion| digestion.qoe()),
+            qoe: ended.account.digestion.and_then(|digestion| digestion.qoe(None)),
             ttft: Some(Target::Missed),
             ..Fared::default()
         }

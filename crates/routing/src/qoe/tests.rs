@@ -18,7 +18,7 @@ fn paced(count: u32, first_ms: f64, gap_ms: f64) -> impl Iterator<Item = f64> {
 #[test]
 fn quality_is_the_ratio_of_areas() {
     let check = |what: &str, arrivals_ms: Vec<f64>, want: f64| {
-        let qoe = digest(arrivals_ms).qoe().unwrap();
+        let qoe = digest(arrivals_ms).qoe(None).unwrap();
         assert!((qoe - want).abs() < 5e-5, "{what}: {qoe} instead of {want}");
     };
     check("on time", paced(20, 1_000.0, 200.0).collect(), 1.0);
@@ -39,20 +39,45 @@ fn quality_is_the_ratio_of_areas() {
 }
 
 #[test]
+fn pieces_of_several_tokens_are_read_for_as_long_as_their_tokens_take() {
+    // Ten pieces, 2 s apart: ten tokens each at exactly the pace expected, read out by when the next comes.
+    let pieces = digest(paced(10, 1_000.0, 2_000.0));
+    let check = |tokens, least: f64, most: f64| {
+        let qoe = pieces.qoe(tokens).unwrap();
+        assert!((least..=most).contains(&qoe), "{tokens:?}: {qoe}");
+    };
+    let as_tokens = pieces.qoe(None).unwrap();
+    check(Some(1), as_tokens, as_tokens);
+    check(Some(11), as_tokens, as_tokens);
+    check(Some(101), 1.0, 1.0);
+    check(Some(86), as_tokens, 1.0);
+    check(Some(1_000_000), 0.999, 1.0);
+    assert!(as_tokens < 0.6, "{as_tokens}");
+    // What is followed is exact: the same tokens, one by one.
+    for (index, tokens) in TOKENS_PER_PIECE.iter().enumerate() {
+        let arrivals = [1_500.0, 2_000.0, 9_000.0, 9_100.0, 16_000.0];
+        let count = *tokens as u32;
+        let each = digest(arrivals.iter().flat_map(|at_ms| (0..count).map(move |_| *at_ms)));
+        let whole = digest(arrivals).qoe(Some(5 * count + 1)).unwrap();
+        assert!((whole - each.qoe(None).unwrap()).abs() < 1e-9, "{index}: {whole}");
+    }
+}
+
+#[test]
 fn before_the_first_token_there_is_no_quality() {
     let mut digestion = Digestion::new(&SLO, 1);
     digestion.arrived(9_000.0, 0);
-    assert_eq!((digestion.qoe(), digestion.ttft_ms(), digestion.span_ms()), (None, None, None));
+    assert_eq!((digestion.qoe(None), digestion.ttft_ms(), digestion.span_ms()), (None, None, None));
 }
 
 #[test]
 fn several_samples_in_one_stream_are_expected_at_several_times_the_pace() {
     let mut two = Digestion::new(&SLO, 2);
     paced(20, 1_000.0, 200.0).for_each(|at_ms| two.arrived(at_ms, 2));
-    assert!(two.qoe().unwrap() > 0.999);
+    assert!(two.qoe(None).unwrap() > 0.999);
     let mut alternating = Digestion::new(&SLO, 2);
     paced(40, 1_000.0, 200.0).for_each(|at_ms| alternating.arrived(at_ms, 1));
-    assert!(alternating.qoe().unwrap() < 0.7);
+    assert!(alternating.qoe(None).unwrap() < 0.7);
 }
 
 #[test]
@@ -111,9 +136,11 @@ fn the_pace_is_by_the_engine_s_count_of_tokens_where_it_has_one_and_per_sample()
             total_ms: 2_600.0,
         };
         assert_eq!(seen.tpot_ms(), want, "{output_tokens:?} {samples}");
+        assert_eq!(seen.judge(&SLO).qoe, digestion.qoe(output_tokens));
     };
     check(None, 1, Some(400.0));
     check(Some(17), 1, Some(100.0));
+    assert!(digest(paced(5, 1_000.0, 400.0)).qoe(Some(17)) > digest(paced(5, 1_000.0, 400.0)).qoe(None));
     check(Some(18), 2, Some(200.0));
     check(None, 5, None);
 }
@@ -155,7 +182,7 @@ fn by_definition(chunks: &[(f64, u32)]) -> f64 {
 fn qoe_of(chunks: &[(f64, u32)]) -> f64 {
     let mut digestion = Digestion::new(&SLO, 1);
     chunks.iter().for_each(|&(at_ms, tokens)| digestion.arrived(at_ms, tokens));
-    digestion.qoe().unwrap()
+    digestion.qoe(None).unwrap()
 }
 
 proptest! {
