@@ -183,12 +183,12 @@ async fn a_limit_that_passes_becomes_an_order_and_progress_puts_it_off() {
     handle.head_arrived(200);
     handle.first_byte();
     bench.until("decoding", |_| handle.phase() == Phase::Decoding).await;
-    bench.pass(Duration::from_secs(25));
+    bench.pass(Duration::from_secs(50));
     handle.progress(bench.port.now());
-    bench.pass(Duration::from_secs(25));
+    bench.pass(Duration::from_secs(50));
     tokio::task::yield_now().await;
     assert_eq!(handle.phase(), Phase::Decoding);
-    bench.pass(Duration::from_secs(31));
+    bench.pass(Duration::from_secs(11));
     let order = tokio::time::timeout(Duration::from_secs(5), handle.order()).await.unwrap();
     assert!(matches!(order, Order::EndWithErrorEvent(cause) if cause.as_str() == "idle-timeout"));
 
