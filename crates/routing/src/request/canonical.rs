@@ -176,6 +176,8 @@ impl Writer {
         let tail = self.main.tail();
         let (lead, conversation) = match self.lead {
             Lead::After { rendezvous, conversation } => (rendezvous, Some(conversation)),
+            // So short a prompt has no block to be known by, but may come again.
+            Lead::Before | Lead::During { .. } if self.main.blocks().is_empty() => (tail, Some(tail)),
             _ => (self.main.blocks().last().map_or(tail, |block| block.raw()), None),
         };
         Prompt {

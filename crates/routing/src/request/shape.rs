@@ -90,8 +90,9 @@ pub struct RequestShape {
     /// short one as it is, seeded with the common part. Else the last full block's hash, or a short prompt's
     /// own; with an index at hand [`Self::first_cold_block`] is better.
     pub rendezvous: u64,
-    /// Of a chat: stays the same over its turns, and differs where the common part or the first message
-    /// that is not the system's differ.
+    /// What the request's home is known by though nothing of it may be warm. Of a chat: stays the same over
+    /// its turns, and differs where the common part or the first message that is not the system's differ. Of
+    /// any other prompt that fills no block: the whole prompt.
     pub conversation: Option<u64>,
     /// The hash of the prompt's beginning, if [`ShapeRules::beginning`] asks for it.
     pub beginning: Option<u64>,

@@ -222,7 +222,8 @@ fn a_prompt_that_is_warm_in_part_meets_where_it_turns_cold() {
     assert_eq!(one.first_cold_block(2), one.tail);
     assert_eq!(one.rendezvous, one.blocks[1].raw());
     let short = shape("hi");
-    assert_eq!(short.rendezvous, short.tail);
+    assert_eq!((short.rendezvous, short.conversation), (short.tail, Some(short.tail)));
+    assert_eq!(one.conversation, None, "its blocks are what it is known by");
     let chat = chat(r#"{"role":"user","content":"a long message, longer than a block"}"#);
     assert_eq!(chat.first_cold_block(1), chat.rendezvous);
 }
