@@ -143,6 +143,7 @@ impl GossipActor {
             LivenessChange::Unchanged => {}
             LivenessChange::Born => {
                 info!(%replica, "replica is alive");
+                self.router.replica_back(replica, self.clock.now());
                 self.share_duties();
             }
             LivenessChange::Died(cause) => self.died(replica, cause),

@@ -61,6 +61,16 @@ struct Origin {
     rows: BTreeMap<EndpointId, (LoadRow, u64)>,
     ejected: Vec<EndpointId>,
     speed: Vec<SpeedRow>,
+    life: Life,
+}
+
+/// Whether what a replica says of its load counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Life {
+    #[default]
+    Live,
+    /// It is taken for dead. What still comes of it, on its way since before, is kept and does not count.
+    Gone,
 }
 
 impl Origin {
@@ -74,17 +84,20 @@ impl Origin {
                 endpoint.remove_row(from);
             }
         }
-        (self.epoch, self.version) = (epoch, 0);
+        (self.epoch, self.version, self.life) = (epoch, 0, Life::Live);
     }
 
-    /// Takes a row unless a newer one is known; whether it did, at an endpoint that exists here.
+    /// Takes a row unless a newer one is known; whether it did, at an endpoint that exists here. It counts
+    /// while its replica lives.
     fn take_row(&mut self, from: &ReplicaId, row: LoadRow, version: u64, view: &View, now: Moment) -> bool {
         if self.rows.get(&row.endpoint).is_some_and(|(_, known)| *known > version) {
             return false;
         }
         self.rows.insert(row.endpoint, (row, version));
         let Some(endpoint) = view.get(row.endpoint) else { return false };
-        endpoint.set_row(from, row, now);
+        if self.life == Life::Live {
+            endpoint.set_row(from, row, now);
+        }
         true
     }
 }
@@ -117,7 +130,14 @@ impl Router {
         pulse.observed = self.observed_rows(&view, now);
         pulse.speed = self.speed_rows(now);
         let mut rows = pulse.speed.clone();
-        rows.extend(self.origins.lock().0.values().flat_map(|origin| origin.speed.iter().copied()));
+        rows.extend(
+            self.origins
+                .lock()
+                .0
+                .values()
+                .filter(|origin| origin.life == Life::Live)
+                .flat_map(|origin| origin.speed.iter().copied()),
+        );
         self.apply_speeds(&rows);
         pulse
     }
@@ -236,15 +256,30 @@ impl Router {
     /// The replica is dead or gone: its load is no more. What it placed stays, for it describes the
     /// engines.
     pub fn replica_gone(&self, replica: &ReplicaId) {
-        // Its epoch and version stay known, so that a late message of its last life can't bring rows back.
+        // Its epoch and version stay known, so that an older message can't bring rows back; and that it is
+        // gone, so that one that was on its way can't either.
         let mut origins = self.origins.lock();
         if let Some(origin) = origins.0.get_mut(replica) {
             origin.rows.clear();
             origin.ejected.clear();
             origin.speed.clear();
+            origin.life = Life::Gone;
         }
         for endpoint in &self.view().endpoints {
             endpoint.remove_row(replica);
+        }
+    }
+
+    /// A replica that was taken for dead lives: what it has said meanwhile counts.
+    pub fn replica_back(&self, replica: &ReplicaId, now: Moment) {
+        let mut origins = self.origins.lock();
+        let Some(origin) = origins.0.get_mut(replica) else { return };
+        origin.life = Life::Live;
+        let view = self.view();
+        for (id, (row, _)) in &origin.rows {
+            if let Some(endpoint) = view.get(*id) {
+                endpoint.set_row(replica, *row, now);
+            }
         }
     }
 
@@ -273,7 +308,8 @@ impl Router {
             return;
         }
         let view = self.view();
-        for (replica, origin) in &self.origins.lock().0 {
+        let origins = self.origins.lock();
+        for (replica, origin) in origins.0.iter().filter(|(_, origin)| origin.life == Life::Live) {
             for id in added {
                 if let (Some((row, _)), Some(endpoint)) = (origin.rows.get(id), view.get(*id)) {
                     endpoint.set_row(replica, *row, now);

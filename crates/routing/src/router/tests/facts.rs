@@ -61,6 +61,28 @@ fn load_counts_by_replica_and_goes_with_it() {
 }
 
 #[test]
+fn what_was_on_its_way_when_a_replica_died_counts_only_if_it_lives() {
+    let router = router(2, Settings::default());
+    let from = ReplicaId::new("b");
+    let push = |epoch, version, rows| LoadPush { epoch, version, rows };
+    router.merge_pulse(&from, &pulse(5, 10, vec![row(0, 3, 300)]), at(1));
+    router.replica_gone(&from);
+    // Both are newer than all that was heard of it.
+    router.merge_load(&from, &push(5, 11, vec![row(0, 4, 400)]), at(2));
+    router.merge_pulse(&from, &pulse(5, 12, vec![row(0, 4, 400), row(1, 1, 0), row(2, 7, 0)]), at(3));
+    assert_eq!((carried(&router, 0), carried(&router, 1)), ((0, 0), (0, 0)));
+    router.set_endpoints((0..3).map(spec).collect(), at(4));
+    assert_eq!(carried(&router, 2), (0, 0), "nor at an endpoint that comes later");
+    // It was only silent: it has said what it carries before it is known to live.
+    router.replica_back(&from, at(5));
+    assert_eq!((carried(&router, 0), carried(&router, 1), carried(&router, 2)), ((4, 400), (1, 0), (7, 0)));
+    // A new life counts at once, whatever became of the last one.
+    router.replica_gone(&from);
+    router.merge_load(&from, &push(6, 1, vec![row(1, 2, 0)]), at(6));
+    assert_eq!((carried(&router, 0), carried(&router, 1)), ((0, 0), (2, 0)));
+}
+
+#[test]
 fn an_endpoint_that_is_added_late_carries_what_was_told_of_it_before() {
     let router = router(1, Settings::default());
     router.merge_pulse(&ReplicaId::new("b"), &pulse(1, 1, vec![row(1, 5, 50)]), at(1));
@@ -273,6 +295,30 @@ fn a_moved_session_is_told_and_found_by_others() {
     // Nothing of so short a prompt is warm anywhere; the pin alone settles it.
     let decision = b.explain(&shape, at(2), &mut rng()).unwrap();
     assert_eq!((decision.chosen, decision.reason), (home, crate::Reason::TieSession));
+}
+
+#[test]
+fn a_prompt_too_short_for_a_block_comes_back_to_where_it_went_through_any_replica() {
+    let (a, b) = (router_named("a", 4, Settings::default()), router_named("b", 4, Settings::default()));
+    let prompt = shape(&a, "What is the capital of France?");
+    assert!(prompt.blocks.is_empty());
+    let by_hash = a.explain(&prompt, at(1), &mut rng()).unwrap().chosen;
+    // Its hash would send it elsewhere than where it is sent.
+    let placed = a.choose(&prompt, &[by_hash], at(1), &mut rng()).unwrap();
+    let home = placed.endpoint.id;
+    let footing = placed.footing.clone();
+    drop(placed);
+    exchange(&a, &[&b], at(2));
+    for router in [&a, &b] {
+        let decision = router.explain(&prompt, at(3), &mut rng()).unwrap();
+        assert_eq!((decision.chosen, decision.reason), (home, crate::Reason::TieSession));
+    }
+    // A placement that failed is forgotten.
+    a.withdraw(&prompt, &footing);
+    exchange(&a, &[&b], at(4));
+    for router in [&a, &b] {
+        assert_eq!(router.explain(&prompt, at(5), &mut rng()).unwrap().chosen, by_hash);
+    }
 }
 
 #[test]
