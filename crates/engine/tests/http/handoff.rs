@@ -295,6 +295,32 @@ async fn a_decode_leg_that_ends_while_it_fetches_reads_to_the_end_and_frees() {
 }
 
 #[tokio::test]
+async fn a_decode_leg_that_is_sent_only_to_be_given_up_frees_the_blocks() {
+    use tokio::io::AsyncWriteExt;
+    let slow = || {
+        let mut config = tiny();
+        config.timing.inter_token = Duration::from_secs(3_600);
+        config
+    };
+    let (p, d) = pair(slow).await;
+    for first in 0..20 {
+        let body = json!({"prompt": prompt(first), "max_tokens": 4, "stream": first % 2 == 0});
+        let leg = second_leg(&body, &prefill(&p, TEXT, &body).await);
+        let mut line = tokio::net::TcpStream::connect(d.addr()).await.expect("connects");
+        let head = format!(
+            "POST {TEXT} HTTP/1.1\r\nhost: e\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            leg.len()
+        );
+        line.write_all(format!("{head}{leg}").as_bytes()).await.expect("sends");
+    }
+    until("all is freed", || {
+        let (p, d) = (p.stats(), d.stats());
+        (p.pinned_blocks, d.running + d.waiting, d.kv_ratio) == (0, 0, 0.0)
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn every_rank_is_an_engine_of_its_own() {
     let two = || Config { ranks: 2, ..tiny() };
     let (p, d) = pair(two).await;
