@@ -12,6 +12,7 @@ pub mod demo;
 pub mod explain;
 pub mod fetch;
 pub mod load;
+pub mod log;
 mod peers;
 pub mod ports;
 pub mod replica;

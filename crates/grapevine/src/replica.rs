@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use tracing::info;
 
 use crate::config::{Config, Faults, Sources, read};
-use crate::peers;
+use crate::{log, peers};
 
 /// Peer events that may wait for the gossip actor: some hundred pushes of each of a hundred replicas.
 const PEER_EVENTS_MAX: usize = 16_384;
@@ -270,6 +270,7 @@ fn gauges(
             recreated: kinds.map(|kind| (kind.as_str(), actors.counts().recreated(kind))).to_vec(),
             peer_events_delayed: peer_events_delayed.load(Ordering::Relaxed),
             disagreement_ratio: router.stats().disagreement_ratio(),
+            log_lines_dropped: log::lines_dropped(),
         }
     })
 }

@@ -1,12 +1,12 @@
-//! `serve`: one replica as a process, with its signals and its log.
+//! `serve`: one replica as a process, with its signals.
 
 use std::process::ExitCode;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, warn};
-use tracing_subscriber::EnvFilter;
 
-use crate::config::{Config, LogFormat, Sources, read};
+use crate::config::{Config, Sources, read};
+use crate::log;
 use crate::replica::Replica;
 
 /// Exit status for a configuration that can't be used.
@@ -21,7 +21,13 @@ pub fn run(sources: &Sources) -> ExitCode {
             return ExitCode::from(FAULTY);
         }
     };
-    start_log(&config);
+    let _log = match log::start(&config) {
+        Ok(log) => log,
+        Err(error) => {
+            eprintln!("grapevine: no thread for the log: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     match actix_web::rt::System::new().block_on(serve(config, sources)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -54,14 +60,4 @@ async fn serve(config: Config, sources: &Sources) -> anyhow::Result<()> {
         _ = interrupt.recv() => warn!("interrupted again: ending at once"),
     }
     Ok(())
-}
-
-fn start_log(config: &Config) {
-    // The configuration admits no other filter than one that can be read.
-    let filter = EnvFilter::builder().parse_lossy(&config.log);
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match config.log_format {
-        LogFormat::Text => log.with_target(false).init(),
-        LogFormat::Json => log.json().flatten_event(true).init(),
-    }
 }

@@ -52,6 +52,7 @@ pub struct Metrics {
     pub(super) requests_in_flight: IntGauge,
     pub(super) mailbox_overload: IntCounterVec,
     pub(super) actors_recreated: IntCounterVec,
+    pub(super) log_lines_dropped: IntCounter,
 }
 
 impl Metrics {
@@ -166,6 +167,10 @@ impl Metrics {
                 "mailbox_overload_total",
                 "Messages that found an actor's mailbox full.",
                 &["actor"],
+            )?,
+            log_lines_dropped: made.counter(
+                "log_lines_dropped_total",
+                "Log lines lost because the log was not taken fast enough.",
             )?,
             actors_recreated: made.counters(
                 "actors_recreated_total",

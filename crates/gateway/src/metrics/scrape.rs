@@ -9,7 +9,7 @@ use routing::{Moment, Router};
 use super::Metrics;
 use crate::state::GatewayState;
 
-/// Figures of the gossip and of the actors, which the gateway does not know.
+/// Figures of the gossip, the actors and the log, which the gateway does not know.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GossipGauges {
     /// Since each live replica's last heartbeat, in s, by replica.
@@ -26,6 +26,8 @@ pub struct GossipGauges {
     pub overloads: Vec<(&'static str, u64)>,
     /// Actors recreated after a panic, by kind (lifecycles left out).
     pub recreated: Vec<(&'static str, u64)>,
+    /// Log lines lost so far because the log was not taken fast enough.
+    pub log_lines_dropped: u64,
 }
 
 /// Where those figures come from; asked once per scrape.
@@ -75,6 +77,7 @@ impl Metrics {
             self.gossip_age_seconds.with_label_values(&[replica]).set(*age);
         }
         raise(&self.gossip_bytes, gossip.bytes_sent);
+        raise(&self.log_lines_dropped, gossip.log_lines_dropped);
         for (cause, count) in &gossip.rejected {
             raise(&self.gossip_rejected.with_label_values(&[cause]), *count);
         }

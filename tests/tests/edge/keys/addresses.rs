@@ -111,3 +111,22 @@ pub(super) async fn the_log_has_the_wanted_lines_in_the_wanted_form() {
     );
     assert_eq!(quiet, "");
 }
+
+#[actix_web::test]
+pub(super) async fn a_log_that_nobody_reads_costs_counted_lines_and_no_request() {
+    let engine = Fake::start(|_| Answer::completion(1, 1)).await;
+    let (_process, own) = process(&["--endpoint", &engine.url()], Stdio::piped()).await;
+    eventually("ready", async || (get(own.public, "/readyz").await.status == 200).then_some(())).await;
+    // A line names the model that was asked for: these fill the pipe and what may wait for it.
+    let long = crate::rig::chat("hello", false).replace("\"sim\"", &format!("\"{}\"", "m".repeat(1 << 20)));
+    eventually("lines to be lost", async || {
+        assert_eq!(crate::rig::post(own.public, "/v1/chat/completions", &long).await.status, 404);
+        let page = get(own.admin, "/metrics").await;
+        let text = page.text();
+        let lost = text.lines().find_map(|line| line.strip_prefix("grapevine_log_lines_dropped_total "))?;
+        (lost != "0").then_some(())
+    })
+    .await;
+    let sent = crate::rig::post(own.public, "/v1/chat/completions", crate::rig::chat("hello", false)).await;
+    assert_eq!(sent.status, 200);
+}
