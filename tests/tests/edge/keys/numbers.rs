@@ -262,7 +262,8 @@ impl Scene {
             endpoint: *id,
             prefill_us_per_token: *prefill,
             itl_us: 12_000.0,
-            samples: 1_000,
+            prefill_samples: 1_000,
+            itl_samples: 1_000,
         };
         let speed = self.ids.iter().zip(prefill).map(row).collect();
         let pulse = Pulse { epoch: 1, version: 1, speed, ..Pulse::default() };
