@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use bytes::{Bytes, BytesMut};
+use memchr::memchr2;
 use memchr::memmem::{self, Finder};
 use serde::Deserialize;
 use serde_json::Value;
@@ -71,8 +72,16 @@ pub(super) fn marks(event: &[u8], dialect: Dialect) -> Marks {
 
 /// Whether an event consists of comment lines (`: keep-alive`) and blank lines only.
 pub(super) fn is_comment(event: &[u8]) -> bool {
-    let mut lines = event.split(|byte| matches!(byte, b'\n' | b'\r'));
-    lines.all(|line| line.is_empty() || line[0] == b':')
+    let mut rest = event;
+    // Mostly the first byte tells: few events are comments.
+    while let Some(first) = rest.first() {
+        rest = match first {
+            b'\n' | b'\r' => &rest[1..],
+            b':' => memchr2(b'\n', b'\r', rest).map_or(&[], |end| &rest[end..]),
+            _ => return false,
+        };
+    }
+    true
 }
 
 /// Whether an event carries a piece of the answer: a non-empty text in one of the fields that engines put

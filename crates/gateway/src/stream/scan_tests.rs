@@ -45,6 +45,22 @@ fn a_whole_stream_passes_untouched_however_it_is_cut() {
 }
 
 #[test]
+fn comments_are_no_events_and_what_follows_them_in_one_is() {
+    for (stream, events) in [
+        (": one\n: two\r\n\r\n", 0),
+        (":\r\r", 0),
+        ("\n\n", 0),
+        (": one\ndata: x\n\n", 1),
+        ("\r\ndata: x\n\n", 1),
+        ("event: x\n\n", 1),
+    ] {
+        let mut scanner = Scanner::new(Dialect::Completions);
+        assert_eq!(run(&mut scanner, stream, 1), stream);
+        assert_eq!(scanner.events(), events, "{stream:?}");
+    }
+}
+
+#[test]
 fn done_without_its_blank_line_is_done() {
     check(&[CJK, "data: [DONE]"], &[CJK, "data: [DONE]"], Ending::Done);
 }

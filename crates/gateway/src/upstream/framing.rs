@@ -69,18 +69,20 @@ impl Framing {
                     if buffer.is_empty() {
                         break;
                     }
-                    let piece = split(buffer, left);
-                    if *left == 0 {
-                        *chunk = Chunk::DataEnd;
-                    }
                     if first.is_empty() && joined.is_empty() {
-                        first = piece;
+                        first = split(buffer, left);
                     } else {
+                        let length = here(buffer, *left);
                         if joined.is_empty() {
-                            joined.reserve(first.len() + piece.len() + buffer.len());
+                            joined.reserve(first.len() + buffer.len());
                             joined.extend_from_slice(&first);
                         }
-                        joined.extend_from_slice(&piece);
+                        joined.extend_from_slice(&buffer[..length]);
+                        buffer.advance(length);
+                        *left -= length as u64;
+                    }
+                    if *left == 0 {
+                        *chunk = Chunk::DataEnd;
                     }
                 }
                 Chunk::Size => {
@@ -110,8 +112,13 @@ impl Framing {
     }
 }
 
+/// How many of the bytes that are `left` are in `buffer`.
+fn here(buffer: &BytesMut, left: u64) -> usize {
+    usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len())
+}
+
 fn split(buffer: &mut BytesMut, left: &mut u64) -> Bytes {
-    let length = usize::try_from(*left).unwrap_or(usize::MAX).min(buffer.len());
+    let length = here(buffer, *left);
     *left -= length as u64;
     take(buffer, length)
 }
