@@ -16,16 +16,29 @@ const HALF_LIFE: Duration = Duration::from_secs(600);
 /// Grid of the ratio that is used: replicas that learn from different requests of the same users agree.
 const STEPS_PER_BYTE: f32 = 4.0;
 
+/// Once the window is full the ratio is estimated again after so many samples, a quarter of it: fewer can't move
+/// the median far, and every request brings one.
+const ESTIMATED_EVERY: usize = 16;
+
 /// Prompt bytes per token of one model, learned from `usage`.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct BytesPerToken {
     window: Window,
+    ratio: f32,
+    /// Samples since it was estimated.
+    unheeded: usize,
+}
+
+impl Default for BytesPerToken {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl BytesPerToken {
     /// Nothing learned yet: 4.
     pub const fn new() -> Self {
-        Self { window: Window::new() }
+        Self { window: Window::new(), ratio: PRIOR, unheeded: 0 }
     }
 
     /// Learns from a prompt of `bytes` that the engine counted as `tokens`.
@@ -34,14 +47,18 @@ impl BytesPerToken {
             let ratio = bytes as f32 / tokens as f32;
             if RANGE.contains(&ratio) {
                 self.window.add(ratio, 1.0, now);
+                self.unheeded += 1;
+                if self.unheeded >= ESTIMATED_EVERY || !self.window.is_full() {
+                    self.ratio = self.window.estimate(PRIOR, HALF_LIFE);
+                    self.unheeded = 0;
+                }
             }
         }
     }
 
     /// Bytes per token, 1 to 8, in quarters.
     pub fn ratio(&self) -> f64 {
-        let ratio = self.window.estimate(PRIOR, HALF_LIFE);
-        f64::from((ratio * STEPS_PER_BYTE).round() / STEPS_PER_BYTE)
+        f64::from((self.ratio * STEPS_PER_BYTE).round() / STEPS_PER_BYTE)
     }
 }
 
@@ -62,6 +79,12 @@ mod tests {
         check(&[], 4.0);
         check(&[(3_000, 1_000); 8], 3.0);
         check(&[(3_000, 1_000), (3_000, 1_000), (3_000, 1_000), (7_900, 1_000), (3_000, 1_000)], 3.0);
+    }
+
+    #[test]
+    fn a_ratio_that_changes_is_followed_when_the_window_is_full() {
+        let changed: Vec<(u64, u32)> = [vec![(3_000, 1_000); 200], vec![(5_000, 1_000); 64]].concat();
+        check(&changed, 5.0);
     }
 
     #[test]

@@ -43,6 +43,11 @@ impl Window {
         }
     }
 
+    /// Whether each new sample takes an old one's place.
+    pub(super) const fn is_full(&self) -> bool {
+        self.samples.len() >= SAMPLES_MAX
+    }
+
     /// The weighted median, recent samples weighing more; `prior` counts as one sample while there are few.
     pub(super) fn estimate(&self, prior: f32, half_life: Duration) -> f32 {
         let Some(newest) = self.newest_first().next() else { return prior };
