@@ -1,13 +1,13 @@
 //! Lifecycles of one worker: where they begin, and the watch over them.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use hashbrown::HashMap;
 use routing::decision::Footing;
 use routing::endpoint::{Endpoint, Signal};
 use routing::lifecycle::{Delivery, Event, Lifecycle, Limits, Outcome};

@@ -1,8 +1,8 @@
 //! The metrics as one worker moves them: label lookups are done once per combination, not per request.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 
+use hashbrown::HashMap;
 use prometheus::{Histogram, IntCounter};
 use routing::endpoint::Role;
 use routing::lifecycle::{Outcome, Verdict};

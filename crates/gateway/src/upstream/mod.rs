@@ -11,7 +11,6 @@ mod head;
 mod pool;
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
@@ -20,6 +19,7 @@ use std::time::Duration;
 
 use actix_web::http::Method;
 use bytes::BytesMut;
+use hashbrown::HashMap;
 use routing::EndpointId;
 use routing::endpoint::EndpointSpec;
 use routing::retry::LegFault;

@@ -1,12 +1,12 @@
 //! Idle connections of one worker, by endpoint.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::io;
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
+use hashbrown::HashMap;
 use routing::EndpointId;
 use tokio::net::TcpStream;
 
