@@ -133,12 +133,17 @@ impl Router {
             tried,
         };
         let mut candidates = Candidates::gather(&view, shape, &scope, now)?;
+        let session_home = self.session_home(shape);
         self.index.warm_depths(&shape.blocks, &mut scratch.warm);
         for candidate in candidates.all_mut() {
             candidate.noted_blocks = scratch.warm.at(candidate.endpoint.slot);
             candidate.warm_blocks = self.still_warm(candidate, shape);
             if let Some(tokens) = self.asked_on(candidate, shape, now) {
                 candidate.load.without_one(tokens, shape.output_tokens);
+            } else if session_home == Some(candidate.endpoint.id) {
+                // A session goes on when it was answered, which is before others say so; it must not flee from
+                // itself. One that asks several things at once is held at its home a little more strongly.
+                candidate.load.without_one(shape.prompt_tokens, shape.output_tokens);
             }
             if let Some((endpoint, tokens)) = charged
                 && endpoint == candidate.endpoint.id
@@ -162,7 +167,7 @@ impl Router {
             request: shape,
             candidates: &candidates,
             costs: &costs,
-            session_home: self.session_home(shape),
+            session_home,
             conversation_homes: &scratch.conversation,
             rendezvous: shape.first_cold_block(deepest),
             now,
