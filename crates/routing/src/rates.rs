@@ -47,10 +47,10 @@ const PREFILL_TOKENS_MIN: u32 = 64;
 /// Prompt tokens from which such a sample has full weight. Below, its weight falls with their square: what the
 /// fixed part strays by is divided by the tokens, and a sample weighs as the inverse of its variance.
 const PREFILL_TOKENS_FULL: u32 = 512;
-/// What all engines of a model together weigh in what is believed of each, in samples. 8: an engine that is
+/// What all engines of a model together weigh in what is believed of each, in samples. 16: an engine that is
 /// slower than the others is known for it after some seconds under load, and one that a few odd samples made
 /// look slow, and that gets few requests for it, is soon taken for one like the others again.
-const ALIKE_SAMPLES: f32 = 8.0;
+const ALIKE_SAMPLES: f32 = 16.0;
 /// Output tokens from which a stream tells the time between them.
 const STREAM_TOKENS_MIN: u32 = 4;
 /// Output tokens from which a reply in one piece does: its prefill is only estimated.
