@@ -222,7 +222,7 @@ fn an_engine_is_taken_for_another_only_when_many_samples_say_so() {
     check(Some((200.0, 2.0)), 99.9, 100.1);
     check(Some((800.0, 2.0)), 99.9, 100.1);
     check(Some((800.0, 64.0)), 500.0, 800.0);
-    check(Some((400.0, 256.0)), 380.0, 400.0);
+    check(Some((400.0, 256.0)), 350.0, 400.0);
     assert_eq!(believed(&[None, None]), None);
 }
 
