@@ -156,6 +156,8 @@ const NUMBERS: &[Shown] = &[
 ];
 
 const NOW: Moment = Moment::from_millis(1_000);
+/// The other numbers of `cost`, so that a change of a default does not change a scene.
+const COST: &str = ",tie_ms=2,wait_weight=1,prefill_weight=1,decode_weight=0.1,kv_pressure_ms=500,waiting_request_tokens=512";
 /// Endpoints of a scene.
 const ENDPOINTS: usize = 4;
 
@@ -180,11 +182,12 @@ struct Scene {
 }
 
 impl Scene {
-    /// `kind.name.number = value` as a flag, and nothing else.
+    /// `kind.name.number = value` as a flag; of two values for one number the last counts.
     fn with(key: &str, value: &str) -> Self {
         let [kind, name, number] = key.split('.').collect::<Vec<_>>()[..] else { panic!("{key}") };
         let flag = if kind == "filter" { "endpoint_filter" } else { "policy" };
-        let flags = vec![(flag, vec![format!("{name},{number}={value}")])];
+        let others = if name == "cost" { COST } else { "" };
+        let flags = vec![(flag, vec![format!("{name}{others},{number}={value}")])];
         let config =
             read(&Sources { flags, ..Sources::default() }).unwrap_or_else(|faults| panic!("{faults}"));
         let router = Router::new(ReplicaId::new("a"), 1, config.core).expect("checked settings");
