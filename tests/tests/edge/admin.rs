@@ -200,6 +200,36 @@ async fn all_show(nodes: &[&Node], expected: &[(&Fake, &str)]) {
 }
 
 #[actix_web::test]
+async fn a_change_that_is_said_to_be_replicated_outlives_its_origin_however_soon_that_dies() {
+    let engine = Fake::start(|_| Answer::completion(1, 1)).await;
+    let added = Fake::start(|_| Answer::completion(1, 1)).await;
+    let first = Node::over(&[engine.url()], &[]).await;
+    let seed = first.replica.gossip_address().to_string();
+    let alone = post(first.admin(), "/endpoints", json!({"url": "http://127.0.0.1:9"}).to_string()).await;
+    assert_eq!((alone.status, &alone.json()["replicated"]), (201, &json!(false)));
+    let second = Node::over(&[engine.url()], &[("seed", &seed)]).await;
+    let seeds = [("seed", seed.as_str()), ("seed", &second.replica.gossip_address().to_string())];
+    let third = Node::over(&[engine.url()], &seeds).await;
+    eventually("all to know each other", async || {
+        let live = async |node: &Node| {
+            let cluster = get(node.admin(), "/cluster").await.json();
+            cluster["replicas"].as_array().map(|all| all.iter().filter(|each| each["live"] == true).count())
+        };
+        (live(&first).await == Some(3) && live(&second).await == Some(3)).then_some(())
+    })
+    .await;
+    let reply = post(first.admin(), "/endpoints", json!({"url": added.url()}).to_string()).await;
+    assert_eq!((reply.status, &reply.json()["replicated"]), (201, &json!(true)));
+    drop(first);
+    for node in [&second, &third] {
+        eventually("the change", async || {
+            standings(node).await.iter().any(|(url, _)| *url == added.url()).then_some(())
+        })
+        .await;
+    }
+}
+
+#[actix_web::test]
 async fn operators_changes_reach_every_replica_and_outlive_the_one_they_were_made_at() {
     let base = Fake::start(|_| Answer::completion(1, 1)).await;
     let added = Fake::start(|_| Answer::completion(1, 1)).await;

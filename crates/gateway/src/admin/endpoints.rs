@@ -5,8 +5,9 @@ use std::time::Duration;
 use actix_web::HttpResponse;
 use routing::EndpointId;
 use routing::endpoint::EndpointSpec;
-use routing::facts::AdminOperation;
+use routing::facts::{AdminFact, AdminOperation};
 use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, sleep};
 
 use super::Answered;
 use crate::errors::EdgeError;
@@ -37,12 +38,34 @@ struct DrainAsked {
     deadline_ms: Option<u64>,
 }
 
+/// How long an answer waits for another replica to have the change. 300 ms: some pushes there and back; where
+/// nobody answers by then, an operator should know.
+const SHARE_WAIT: Duration = Duration::from_millis(300);
+/// How often it is looked whether one has.
+const SHARE_LOOK: Duration = Duration::from_millis(5);
+
 #[derive(Serialize)]
 struct Changed {
     endpoints: Vec<String>,
+    /// Whether another replica is known to keep the change too, so that it outlives this one.
+    replicated: bool,
 }
 
-pub(super) fn add(state: &GatewayState, body: &[u8]) -> Answered {
+impl Changed {
+    /// Waits a little for others to have these changes.
+    async fn by(state: &GatewayState, facts: &[AdminFact]) -> Self {
+        let is_shared = || facts.iter().all(|fact| state.router.is_shared(fact));
+        let others = || state.cluster.replicas(state.clock.now()).iter().filter(|seen| seen.live).count() > 1;
+        let deadline = Instant::now() + SHARE_WAIT;
+        while others() && !is_shared() && Instant::now() < deadline {
+            sleep(SHARE_LOOK).await;
+        }
+        let endpoints = facts.iter().map(|fact| fact.endpoint.to_string()).collect();
+        Self { endpoints, replicated: is_shared() }
+    }
+}
+
+pub(super) async fn add(state: &GatewayState, body: &[u8]) -> Answered {
     let addition: Addition = parse(body)?;
     let keys = [
         ("role", addition.role),
@@ -63,22 +86,22 @@ pub(super) fn add(state: &GatewayState, body: &[u8]) -> Answered {
         }
     }
     let specs = EndpointSpec::parse(&text).map_err(|error| EdgeError::bad_request(error.to_string()))?;
-    let ids = specs.iter().map(|spec| spec.id().to_string()).collect();
+    let mut facts = Vec::with_capacity(specs.len());
     for spec in specs {
         tracing::info!(endpoint = %spec.label(), "added by an operator");
-        change(state, spec.id(), AdminOperation::Add(spec))?;
+        facts.push(change(state, spec.id(), AdminOperation::Add(spec))?);
     }
-    Ok(HttpResponse::Created().json(Changed { endpoints: ids }))
+    Ok(HttpResponse::Created().json(Changed::by(state, &facts).await))
 }
 
-pub(super) fn remove(state: &GatewayState, id: &str) -> Answered {
+pub(super) async fn remove(state: &GatewayState, id: &str) -> Answered {
     let id = known(state, id)?;
     tracing::info!(endpoint = %id, "removed by an operator");
-    change(state, id, AdminOperation::Remove)?;
-    Ok(HttpResponse::Ok().json(Changed { endpoints: vec![id.to_string()] }))
+    let fact = change(state, id, AdminOperation::Remove)?;
+    Ok(HttpResponse::Ok().json(Changed::by(state, &[fact]).await))
 }
 
-pub(super) fn drain(state: &GatewayState, id: &str, body: &[u8]) -> Answered {
+pub(super) async fn drain(state: &GatewayState, id: &str, body: &[u8]) -> Answered {
     let id = known(state, id)?;
     let asked = if body.trim_ascii().is_empty() { DrainAsked { deadline_ms: None } } else { parse(body)? };
     let deadline = asked.deadline_ms.map_or(DRAIN_DEFAULT, Duration::from_millis);
@@ -87,13 +110,13 @@ pub(super) fn drain(state: &GatewayState, id: &str, body: &[u8]) -> Answered {
     }
     let deadline_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
     tracing::info!(endpoint = %id, deadline_ms, "drained by an operator");
-    change(state, id, AdminOperation::Drain { deadline_ms })?;
-    Ok(HttpResponse::Accepted().json(Changed { endpoints: vec![id.to_string()] }))
+    let fact = change(state, id, AdminOperation::Drain { deadline_ms })?;
+    Ok(HttpResponse::Accepted().json(Changed::by(state, &[fact]).await))
 }
 
-fn change(state: &GatewayState, id: EndpointId, operation: AdminOperation) -> Result<(), EdgeError> {
+fn change(state: &GatewayState, id: EndpointId, operation: AdminOperation) -> Result<AdminFact, EdgeError> {
     let changed = state.router.administer(id, operation, state.clock.now());
-    changed.map(|_| ()).map_err(|full| EdgeError::too_many_changes(&full))
+    changed.map(|(fact, _)| fact).map_err(|full| EdgeError::too_many_changes(&full))
 }
 
 fn known(state: &GatewayState, text: &str) -> Result<EndpointId, EdgeError> {

@@ -59,12 +59,12 @@ async fn serve(state: &Arc<GatewayState>, request: &HttpRequest, payload: web::P
         }
         AdminRoute::AddEndpoint => {
             let body = data::read_body(payload, request.headers(), CHANGE_BYTES_MAX, BODY_IDLE).await?;
-            endpoints::add(state, &body)
+            endpoints::add(state, &body).await
         }
-        AdminRoute::RemoveEndpoint(id) => endpoints::remove(state, id),
+        AdminRoute::RemoveEndpoint(id) => endpoints::remove(state, id).await,
         AdminRoute::DrainEndpoint(id) => {
             let body = data::read_body(payload, request.headers(), CHANGE_BYTES_MAX, BODY_IDLE).await?;
-            endpoints::drain(state, id, &body)
+            endpoints::drain(state, id, &body).await
         }
     }
 }

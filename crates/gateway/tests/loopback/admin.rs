@@ -91,6 +91,7 @@ async fn endpoints_are_added_drained_and_removed_while_serving() {
     let added = post(rig.admin(), "/endpoints", &body).await;
     assert_eq!(added.status, 201, "{}", added.text());
     let id = added.json()["endpoints"][0].as_str().unwrap().to_owned();
+    assert_eq!(added.json()["replicated"], false, "there is nobody else");
     assert_eq!(post(rig.address(), "/v1/chat/completions", chat(false)).await.status, 200);
 
     let drained = post(rig.admin(), &format!("/endpoints/{id}/drain"), r#"{"deadline_ms":60000}"#).await;

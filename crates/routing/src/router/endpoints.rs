@@ -62,6 +62,8 @@ pub struct ModelEntry {
 pub(super) struct Membership {
     base: BTreeMap<EndpointId, EndpointSpec>,
     admin: BTreeMap<EndpointId, AdminFact>,
+    /// This replica's own changes that another is known to keep.
+    shared: BTreeMap<EndpointId, u64>,
     lamport: u64,
     /// Endpoints whose drain is over.
     drained: BTreeSet<EndpointId>,
@@ -136,6 +138,32 @@ impl Router {
     /// there is no room is counted.
     pub fn apply_admin(&self, fact: AdminFact, now: Moment) -> EndpointChanges {
         self.apply_to(&mut self.membership.lock(), fact, now).unwrap_or_default()
+    }
+
+    /// The same for one that was told as news: if it is, it is told on once. So it spreads though its origin
+    /// dies, and its origin hears that it is kept elsewhere.
+    pub(super) fn spread_admin(&self, fact: &AdminFact, now: Moment) -> EndpointChanges {
+        let mut membership = self.membership.lock();
+        if fact.replica == self.own {
+            let is_held = membership.admin.get(&fact.endpoint) == Some(fact);
+            if is_held {
+                membership.shared.insert(fact.endpoint, fact.counter);
+            }
+            return EndpointChanges::default();
+        }
+        let before = membership.admin.get(&fact.endpoint).cloned();
+        let changes = self.apply_to(&mut membership, fact.clone(), now).unwrap_or_default();
+        let is_news = before.as_ref() != membership.admin.get(&fact.endpoint);
+        drop(membership);
+        if is_news {
+            self.tell(LedgerRecord::Admin(fact.clone()));
+        }
+        changes
+    }
+
+    /// Whether another replica is known to keep this change, made here.
+    pub fn is_shared(&self, fact: &AdminFact) -> bool {
+        self.membership.lock().shared.get(&fact.endpoint).is_some_and(|counter| *counter >= fact.counter)
     }
 
     fn apply_to(

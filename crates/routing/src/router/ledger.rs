@@ -26,6 +26,10 @@ impl Router {
                     self.compare(sample, now);
                     continue;
                 }
+                LedgerRecord::Admin(fact) => {
+                    merged.changes.extend(self.spread_admin(fact, now));
+                    continue;
+                }
                 LedgerRecord::Place { endpoint, blocks } => {
                     self.shares.note_branches(blocks);
                     if let (Some(endpoint), Some(end)) = (self.view.load().get(*endpoint), blocks.last()) {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::endpoint::{Cause, StandingChange};
-use crate::facts::{AdminFact, AdminOperation};
+use crate::facts::{AdminFact, AdminOperation, LedgerRecord};
 
 fn ids(router: &Router) -> Vec<EndpointId> {
     router.view().endpoints.iter().map(|endpoint| endpoint.id).collect()
@@ -181,4 +181,27 @@ fn operators_changes_are_bounded_and_one_too_many_is_refused_and_counted() {
     };
     router.apply_admin(fact, at(4));
     assert_eq!((router.stats().admin_facts as u64, router.stats().admin_facts_refused), (most, 2));
+}
+
+#[test]
+fn a_change_is_told_on_once_by_whoever_hears_it_and_its_origin_hears_that_it_is_kept() {
+    let [a, b, c] = ["a", "b", "c"].map(|name| router_named(name, 1, Settings::default()));
+    let told = |router: &Router| router.take_ledger(usize::MAX);
+    let (fact, _) = a.administer(id(5), AdminOperation::Add(spec(5)), at(1)).unwrap();
+    let first = told(&a);
+    b.merge_ledger(&first, at(2));
+    b.merge_ledger(&first, at(2));
+    let second = told(&b);
+    assert_eq!(second, [LedgerRecord::Admin(fact.clone())]);
+    assert!(!a.is_shared(&fact));
+    // The one that never heard its origin has it from the other, and the origin knows that it is not alone.
+    c.merge_ledger(&second, at(3));
+    assert_eq!(c.admin_facts(), [fact.clone()]);
+    a.merge_ledger(&second, at(3));
+    assert!(a.is_shared(&fact));
+    a.merge_ledger(&told(&c), at(4));
+    b.merge_ledger(&told(&c), at(4));
+    assert_eq!((told(&a), told(&b), told(&c)), (vec![], vec![], vec![]), "nobody tells it again");
+    let (later, _) = a.administer(id(5), AdminOperation::Remove, at(5)).unwrap();
+    assert!(!a.is_shared(&later), "another change is another matter");
 }

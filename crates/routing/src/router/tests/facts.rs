@@ -306,7 +306,7 @@ fn a_prompt_too_short_for_a_block_comes_back_to_where_it_went_through_any_replic
     // Its hash would send it elsewhere than where it is sent.
     let placed = a.choose(&prompt, &[by_hash], at(1), &mut rng()).unwrap();
     let home = placed.endpoint.id;
-    let footing = placed.footing.clone();
+    let footing = placed.footing;
     drop(placed);
     exchange(&a, &[&b], at(2));
     for router in [&a, &b] {
