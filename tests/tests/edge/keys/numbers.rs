@@ -20,18 +20,18 @@ struct Shown {
 }
 
 const NUMBERS: &[Shown] = &[
-    // 250 ms of warmth against 500 ms of waiting.
+    // 250 ms of warmth, and as much again for those whom recomputing delays, against 1 s of waiting.
     Shown {
         key: "policy.cost.tie_ms",
         values: ["2", "1000"],
         seen: ["leaves", "stays"],
-        look: |scene| scene.of_a_warm_prompt(|scene| scene.load_at_home(2, 2_000, 0)),
+        look: |scene| scene.of_a_warm_prompt(|scene| scene.load_at_home(2, 4_000, 0)),
     },
     Shown {
         key: "policy.cost.wait_weight",
         values: ["1", "0"],
         seen: ["leaves", "stays"],
-        look: |scene| scene.of_a_warm_prompt(|scene| scene.load_at_home(2, 2_000, 0)),
+        look: |scene| scene.of_a_warm_prompt(|scene| scene.load_at_home(2, 4_000, 0)),
     },
     // The same against 125 ms.
     Shown {
@@ -49,7 +49,7 @@ const NUMBERS: &[Shown] = &[
     },
     Shown {
         key: "policy.cost.kv_pressure_ms",
-        values: ["500", "0"],
+        values: ["2000", "0"],
         seen: ["leaves", "stays"],
         look: |scene| scene.of_a_warm_prompt(|scene| scene.look_at_home(0, 1.0)),
     },
