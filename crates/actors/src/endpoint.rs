@@ -1,5 +1,8 @@
 //! One actor for each endpoint: its probes, its scrape where this replica owns it, the end of its drain.
 //!
+//! The ring names one owner for each scrape, who may not have the endpoint in its list at all. So whoever hears
+//! no figures for as long as they would count looks for itself, and only as often as that.
+//!
 //! The breaker itself is pure and lives in the core; the actor only performs: it asks the core when a probe
 //! is due, sends it, and reports what came back.
 
@@ -8,7 +11,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use actix::prelude::{Actor, ActorFutureExt as _, AsyncContext as _, Context, WrapFuture as _};
 use actix::{ActorContext as _, SpawnHandle};
-use routing::endpoint::{Drained, EndpointSpec, ProbeStart, Served, Signal, Standing, StandingChange};
+use routing::endpoint::{
+    Drained, EndpointSpec, OBSERVED_FRESH, Observed, ProbeStart, Served, Signal, Standing, StandingChange,
+};
 use routing::facts::ObservedRow;
 use routing::{EndpointId, Moment, Router};
 use tracing::{debug, info, warn};
@@ -42,6 +47,8 @@ pub(crate) struct EndpointActor {
     shared: Arc<Shared>,
     scraping: Option<SpawnHandle>,
     scrape_next: Moment,
+    /// Since when it has been waited for figures, if there were none yet.
+    since: Moment,
     served_next: Moment,
     life: Life,
 }
@@ -79,6 +86,7 @@ impl EndpointActor {
             shared,
             scraping: None,
             scrape_next: now,
+            since: now,
             served_next: now,
             life: Life::default(),
         }
@@ -103,9 +111,16 @@ impl EndpointActor {
         }
         let owned = self.shared.router.scrape_owner(self.id).as_ref() == Some(self.shared.router.own());
         let reachable = !matches!(endpoint.standing(), Standing::Ejected { .. });
-        if owned && reachable && self.scraping.is_none() && now >= self.scrape_next {
+        let wanted = owned || self.is_unseen(endpoint.observed(), now);
+        if wanted && reachable && self.scraping.is_none() && now >= self.scrape_next {
             self.begin_scrape(now, context);
         }
+    }
+
+    /// Whether nobody has told what the engine says of itself for longer than an owner would take.
+    fn is_unseen(&self, seen: Option<Observed>, now: Moment) -> bool {
+        let patience = OBSERVED_FRESH.max(self.shared.settings.scrape_every * 2);
+        now.since(seen.map_or(self.since, |seen| seen.at)) > patience
     }
 
     fn begin_probe(&mut self, now: Moment, unknown: bool, context: &mut Context<Self>) {

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
-use routing::endpoint::{EndpointSpec, Standing};
-use routing::facts::{LoadRow, Pulse};
+use routing::endpoint::{Endpoint, EndpointSpec, Standing};
+use routing::facts::{LoadRow, ObservedRow, Pulse};
 use routing::settings::Settings;
 use routing::{ReplicaId, Router, SessionKey};
 use tokio::sync::mpsc;
@@ -131,6 +131,45 @@ async fn scrapes_are_shared_with_a_live_replica_and_taken_over_from_a_dead_one()
     assert!(owned() > 0);
     until("taken over", || owned() == 16).await;
     assert!(!cluster.replicas(rig.clock.now()).iter().any(|seen| seen.replica.as_str() == "b" && seen.live));
+}
+
+#[actix::test]
+async fn an_endpoint_that_its_owner_says_nothing_of_is_scraped_all_the_same() {
+    let urls: Vec<String> = (1..=16).map(|port| format!("http://e:{port}")).collect();
+    let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
+    let settings = ActorSettings { dead_after: Duration::from_secs(60), ..ActorSettings::default() };
+    let rig = rig(&urls, settings);
+    let owner = ReplicaId::new("b");
+    rig.peers.send(PeerEvent::Heartbeat { replica: owner.clone() }).await.expect("sent");
+    let view = rig.router.view();
+    let of_owner = || {
+        let all = view.endpoints.iter();
+        all.filter(|each| rig.router.scrape_owner(each.id).as_ref() == Some(&owner)).collect::<Vec<_>>()
+    };
+    until("two are the other's", || of_owner().len() >= 2).await;
+    let (told, untold) = (Arc::clone(of_owner()[0]), Arc::clone(of_owner()[1]));
+    let asked = |endpoint: &Endpoint| rig.engines.asked(&format!("{}/metrics", endpoint.spec.url));
+    let before = (asked(&told), asked(&untold));
+    let mut version = 0;
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while asked(&untold) < before.1 + 2 {
+        assert!(Instant::now() < deadline, "nobody looks at what the owner does not have");
+        version += 1;
+        let row = ObservedRow {
+            endpoint: told.id,
+            age_ms: 0,
+            running: 0,
+            waiting: 0,
+            kv_ratio: None,
+            engine_epoch: 7,
+        };
+        let pulse = Pulse { epoch: 1, version, observed: vec![row], ..Pulse::default() };
+        rig.peers.send(PeerEvent::Pulse { replica: owner.clone(), pulse }).await.expect("sent");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // One may have been under way when the other replica came.
+    assert!(asked(&told) <= before.0 + 1, "what is told of is left to its owner");
+    assert!(untold.observed().is_some_and(|seen| seen.running == 3));
 }
 
 #[actix::test]

@@ -196,7 +196,7 @@ fn a_change_is_told_on_once_by_whoever_hears_it_and_its_origin_hears_that_it_is_
     assert!(!a.is_shared(&fact));
     // The one that never heard its origin has it from the other, and the origin knows that it is not alone.
     c.merge_ledger(&second, at(3));
-    assert_eq!(c.admin_facts(), [fact.clone()]);
+    assert_eq!(c.admin_facts(), std::slice::from_ref(&fact));
     a.merge_ledger(&second, at(3));
     assert!(a.is_shared(&fact));
     a.merge_ledger(&told(&c), at(4));
