@@ -4,7 +4,7 @@
 //! random number and has to send it back, sealed. Only datagrams that it makes after that are taken, each
 //! once. So neither yesterday's datagrams nor those of a minute ago can be played to anyone.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,6 +27,8 @@ use crate::{Faults, FrameKind, Rejection};
 /// Senders whose windows are kept. A replica's restart is a new sender; the longest silent is forgotten and
 /// would have to prove itself again.
 const SENDERS_MAX: usize = 1_024;
+/// Addresses known to be our own: a machine has a few.
+const ECHOES_MAX: usize = 64;
 /// Questions open at a time. Only holders of the key can make one be asked.
 const CHALLENGES_MAX: usize = 256;
 /// How long an answer may take.
@@ -72,6 +74,8 @@ pub(crate) struct Link {
     sender: u64,
     counter: AtomicU64,
     proofs: Mutex<Proofs>,
+    /// Where this link's own datagrams came back from.
+    echoes: Mutex<BTreeSet<SocketAddr>>,
     faults: Option<Arc<Faults>>,
     counters: Arc<Counters>,
     clock: Clock,
@@ -112,7 +116,14 @@ impl Link {
     ) -> Self {
         let sender = rand::rng().random();
         let (counter, proofs) = (AtomicU64::new(1), Mutex::default());
-        Self { port, socket, sealer, sender, counter, proofs, faults, counters, clock }
+        let echoes = Mutex::default();
+        Self { port, socket, sealer, sender, counter, proofs, echoes, faults, counters, clock }
+    }
+
+    /// Whether what was sent to this address came back from it: it is another name of this replica. (Or
+    /// somebody plays our datagrams to us: it must not keep us from talking to anyone.)
+    pub(crate) fn is_echo(&self, address: &SocketAddr) -> bool {
+        self.echoes.lock().contains(address)
     }
 
     /// Sends a message in as many datagrams as it takes. What can't be sent is lost, as on any network.
@@ -187,6 +198,10 @@ impl Link {
     ) -> Result<Option<(FrameKind, Vec<u8>)>, Rejection> {
         let (header, body) = self.sealer.open(datagram)?;
         if header.sender == self.sender {
+            let mut echoes = self.echoes.lock();
+            if echoes.len() < ECHOES_MAX {
+                echoes.insert(from);
+            }
             return Err(Rejection::Own);
         }
         let idle_proof = header.kind == FrameKind::Prove && !self.sealer.is_keyed();

@@ -45,7 +45,8 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             }
         }
         addresses.remove(&shared.advertised);
-        shared.seeded.store(unknown || !addresses.is_empty(), Ordering::Relaxed);
+        let others = addresses.iter().any(|address| !shared.pulse_link.is_echo(address));
+        shared.seeded.store(unknown || others, Ordering::Relaxed);
         let live = shared.directory.targets();
         for &address in addresses.iter().filter(|address| !live.contains(address)) {
             shared.pulse_board.greet(address);
