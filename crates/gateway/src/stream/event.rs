@@ -53,17 +53,43 @@ static NEEDLES: LazyLock<Needles> = LazyLock::new(|| Needles {
     last_response: Finder::new("response."),
 });
 
-/// Reads the marks of one whole event.
-pub(super) fn marks(event: &[u8], dialect: Dialect) -> Marks {
+/// Which of the words that matter occur anywhere in a run of events. Most occur in few of them, and one search
+/// through all costs less than one in each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Words {
+    done: bool,
+    error: bool,
+    finish: bool,
+    usage: bool,
+    last_response: bool,
+}
+
+impl Words {
+    /// Those in `run`.
+    pub(super) fn of(run: &[u8], dialect: Dialect) -> Self {
+        let needles = &*NEEDLES;
+        let occurs = |needle: &Finder<'_>| needle.find(run).is_some();
+        Self {
+            done: occurs(&needles.done),
+            error: occurs(&needles.error),
+            finish: occurs(&needles.finish),
+            usage: occurs(&needles.usage),
+            last_response: dialect == Dialect::Responses && occurs(&needles.last_response),
+        }
+    }
+}
+
+/// Reads the marks of one whole event, which is of a run with these words.
+pub(super) fn marks(event: &[u8], words: Words) -> Marks {
     let needles = &*NEEDLES;
     let mut marks = Marks {
-        usage: needles.usage.find_iter(event).any(|at| has_value(&event[at + 7..])),
+        usage: words.usage && needles.usage.find_iter(event).any(|at| has_value(&event[at + 7..])),
         ..Marks::default()
     };
-    let suspect = needles.finish.find_iter(event).any(|at| has_value(&event[at + 15..]))
-        || needles.error.find_iter(event).any(|at| !says_null(&event[at + 7..]))
-        || needles.done.find(event).is_some()
-        || (dialect == Dialect::Responses && ends_response(needles, event));
+    let suspect = (words.finish && needles.finish.find_iter(event).any(|at| has_value(&event[at + 15..])))
+        || (words.error && needles.error.find_iter(event).any(|at| !says_null(&event[at + 7..])))
+        || (words.done && needles.done.find(event).is_some())
+        || (words.last_response && ends_response(needles, event));
     if suspect {
         read_closely(event, &mut marks);
     }

@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use memchr::memchr2;
 use smallvec::SmallVec;
 
-use super::event::{self, Marks};
+use super::event::{self, Marks, Words};
 use super::usage::Usage;
 
 /// Longest event that is looked at as a whole, in bytes: room for a base64 image. A longer one passes as it
@@ -190,7 +190,8 @@ impl Scanner {
     /// Judges whole events that lie next to each other and lets through what may pass, in one piece if
     /// nothing has to change.
     fn take_run(&mut self, buffer: &Bytes, bounds: &[(usize, usize)], pushed: &mut Pushed) {
-        let mut from = bounds[0].0;
+        let (mut from, end) = (bounds[0].0, bounds[bounds.len() - 1].1);
+        let words = Words::of(&buffer[from..end], self.dialect);
         let mut to = from;
         for &(begin, end) in bounds {
             to = end;
@@ -203,7 +204,7 @@ impl Scanner {
             if self.dialect == Dialect::Responses && self.response_id.is_none() {
                 self.response_id = event::response_id(event).map(|id| buffer.slice_ref(id));
             }
-            let marks = event::marks(event, self.dialect);
+            let marks = event::marks(event, words);
             if marks.usage {
                 self.usage = Some(buffer.slice(begin..end));
             }
