@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use actix_web::http::StatusCode;
 use actors::TurnEnded;
@@ -23,6 +24,12 @@ use crate::upstream::Upstream;
 
 /// The status that is counted for a client that left before it was sent one (nginx's convention).
 const CLIENT_GONE: u16 = 499;
+
+/// How long a chat that goes on is held back at most for the word of where it was answered. 5 ms: many times the
+/// way of that word, and little beside computing its prompt anew.
+const WORD_AWAITED_MAX: Duration = Duration::from_millis(5);
+/// How often it is looked for meanwhile.
+const WORD_LOOKED_FOR: Duration = Duration::from_millis(1);
 
 /// The model's label where a request names none.
 const MODEL_UNNAMED: &str = "default";
@@ -60,6 +67,21 @@ impl Worker {
 
     pub(crate) fn settings(&self) -> arc_swap::Guard<Arc<GatewaySettings>> {
         self.state.settings.load()
+    }
+
+    /// Holds a chat back while the word of where its last turn was answered is probably on its way.
+    pub(crate) async fn await_word(&self, shape: &RequestShape) {
+        let router = &self.state.router;
+        if !router.awaits_word(shape) {
+            return;
+        }
+        let deadline = Instant::now() + WORD_AWAITED_MAX;
+        let mut awaits = true;
+        while awaits && Instant::now() < deadline {
+            tokio::time::sleep(WORD_LOOKED_FOR).await;
+            awaits = router.awaits_word(shape);
+        }
+        self.port.metrics.word_awaited(!awaits);
     }
 
     /// Chooses and charges an endpoint.

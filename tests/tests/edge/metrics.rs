@@ -23,6 +23,7 @@ const METRICS: &[(&str, &[&str])] = &[
     ("slo_met_total", &["kind", "priority"]),
     ("slo_missed_total", &["kind", "priority"]),
     ("headers_ignored_total", &[]),
+    ("word_awaited_total", &["outcome"]),
     ("decisions_total", &["policy", "reason"]),
     ("filter_reverted_total", &["filter"]),
     ("retries_total", &["reason"]),
@@ -162,6 +163,10 @@ async fn live() -> [Page; 3] {
     stranger.send_to(b"not gossip", gossip).await.expect("sent");
     until("the stranger to be noticed", || !node.replica.gossip().stats().rejected.is_empty()).await;
 
+    // A chat that says it was answered before, of which no replica knows.
+    let goes_on = r#"{"model":"sim","max_tokens":2,"messages":[{"role":"user","content":"Hello"},{"role":"assistant","content":"Hi"},{"role":"user","content":"Go on"}]}"#;
+    assert_eq!(node.post("/v1/chat/completions", goes_on).await.status, 200);
+
     // Actors: a mailbox overflows, one panics.
     let actors = node.replica.actors();
     let session = SessionKey::of("x-session-id", b"flooded");
@@ -262,6 +267,7 @@ async fn every_metric_moves_and_has_the_documented_labels() {
     }
     assert_eq!(during.sum("qoe_ratio", &["priority=\"1\""]), 2.0);
     assert_eq!(during.sum("headers_ignored_total", &[]), 1.0);
+    assert_eq!(during.sum("word_awaited_total", &["outcome=\"in-vain\""]), 1.0);
     assert!(during.sum("filter_reverted_total", &["filter=\"kv-pressure\""]) >= 1.0);
     assert!(during.sum("retries_total", &["reason=\"status-503\""]) >= 1.0);
     assert_eq!(during.sum("sessions", &[]), 1_000.0);

@@ -154,6 +154,7 @@ async fn generate(
     // The payload's end has been seen; the connection is free for the next request.
     drop(payload);
     let shape = RequestShape::read(route, &Headers(request.headers()), &body, &worker.state.router.rules())?;
+    worker.await_word(&shape).await;
     Ok(drive(worker, request, id, shape, Outbound::Whole(body), arrived, Shunned::new()).await)
 }
 

@@ -30,6 +30,7 @@ pub struct Metrics {
     pub(super) slo_met: IntCounterVec,
     pub(super) slo_missed: IntCounterVec,
     pub(super) headers_ignored: IntCounter,
+    pub(super) word_awaited: IntCounterVec,
     pub(super) decisions: IntCounterVec,
     pub(super) filter_reverted: IntCounterVec,
     pub(super) retries: IntCounterVec,
@@ -107,6 +108,11 @@ impl Metrics {
             headers_ignored: made.counter(
                 "headers_ignored_total",
                 "Priority and target headers whose value made no sense; the defaults were taken.",
+            )?,
+            word_awaited: made.counters(
+                "word_awaited_total",
+                "Chats held back a few milliseconds because another replica's word of them was not here yet, by whether it came.",
+                &["outcome"],
             )?,
             decisions: made.counters(
                 "decisions_total",

@@ -123,6 +123,12 @@ impl WorkerMetrics {
         }
     }
 
+    /// A chat was held back until another replica's word of it came, or in vain.
+    pub(crate) fn word_awaited(&self, came: bool) {
+        let outcome = if came { "came" } else { "in-vain" };
+        self.metrics.word_awaited.with_label_values(&[outcome]).inc();
+    }
+
     /// A request had this many headers that made no sense.
     pub(crate) fn headers_ignored(&self, count: u32) {
         if count > 0 {

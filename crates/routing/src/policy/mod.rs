@@ -33,6 +33,19 @@ names! {
 }
 
 impl PolicyName {
+    /// Whether choices depend on where earlier prompts went.
+    pub const fn follows_placements(self) -> bool {
+        match self {
+            Self::Cost | Self::PrefixLongest | Self::CacheAware => true,
+            Self::PrefixRing
+            | Self::Session
+            | Self::RoundRobin
+            | Self::Random
+            | Self::LeastLoad
+            | Self::PowerOfTwo => false,
+        }
+    }
+
     /// Whether replicas that see the same are to choose the same: not where lots or turns decide.
     pub const fn is_agreed(self) -> bool {
         match self {

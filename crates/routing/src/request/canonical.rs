@@ -57,6 +57,8 @@ pub(super) struct Prompt {
     pub(super) tail: u64,
     pub(super) lead: u64,
     pub(super) conversation: Option<u64>,
+    /// Whether an answer is among its messages.
+    pub(super) answered: bool,
     /// The hash of its beginning, if the rules ask for it.
     pub(super) beginning: Option<u64>,
     pub(super) obstacles: ResumeObstacles,
@@ -76,16 +78,27 @@ impl Prompt {
             tail: whole,
             lead: whole,
             conversation: None,
+            answered: false,
             beginning: None,
             obstacles: ResumeObstacles::default(),
         }
     }
 }
 
+/// Who a message is from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Speaker {
+    System,
+    Assistant,
+    /// The user, a tool, whoever else.
+    Other,
+}
+
 /// Takes canonical text and hashes it.
 pub(super) struct Writer {
     main: BlockHasher,
     lead: Lead,
+    answered: bool,
     /// Images, audio and video so far.
     pub(super) media: u32,
     block_bytes: usize,
@@ -127,6 +140,7 @@ impl Writer {
         Self {
             main: BlockHasher::new(seed, rules.block_bytes, blocks),
             lead: Lead::Before,
+            answered: false,
             media: 0,
             block_bytes: rules.block_bytes.max(1),
             beginning: rules.beginning.map(BeginningReader::new),
@@ -153,10 +167,11 @@ impl Writer {
         text.pieces(|piece| self.put(piece));
     }
 
-    /// Begins the part of the text that is a message of this role.
-    pub(super) fn begin_message(&mut self, from_system: bool) {
+    /// Begins the part of the text that is a message of this speaker.
+    pub(super) fn begin_message(&mut self, speaker: Speaker) {
+        self.answered |= speaker == Speaker::Assistant;
         match &self.lead {
-            Lead::Before if !from_system => {
+            Lead::Before if speaker != Speaker::System => {
                 self.lead = Lead::During { common: self.main.tail(), start: SmallVec::new() };
             }
             Lead::During { .. } => self.end_lead(),
@@ -189,6 +204,7 @@ impl Writer {
             tail,
             lead,
             conversation,
+            answered: self.answered,
             beginning: self.beginning.map(|beginning| beginning.key(self.seed)),
             obstacles,
         }

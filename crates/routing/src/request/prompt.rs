@@ -1,7 +1,7 @@
 //! Reads the prompt of a body: messages, text or token ids.
 
 use super::body::{Body, ResumeObstacles};
-use super::canonical::{Digest, Domain, Mark, Prompt, Writer};
+use super::canonical::{Digest, Domain, Mark, Prompt, Speaker, Writer};
 use super::json::{Count, Cursor, Kind, Sink};
 use super::refusal::BadRequest;
 use super::rules::ShapeRules;
@@ -172,8 +172,11 @@ impl<'a> Message<'a> {
 
     fn write(&self, writer: &mut Writer, param: &'static str) -> Result<(), BadRequest> {
         let role = self.role.or(self.item_type);
-        let from_system = role.is_some_and(|role| role.is("system") || role.is("developer"));
-        writer.begin_message(from_system);
+        writer.begin_message(match role {
+            Some(role) if role.is("system") || role.is("developer") => Speaker::System,
+            Some(role) if role.is("assistant") => Speaker::Assistant,
+            _ => Speaker::Other,
+        });
         writer.mark(Mark::Message);
         if let Some(role) = role {
             writer.put_text(role);

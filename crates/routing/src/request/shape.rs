@@ -94,6 +94,8 @@ pub struct RequestShape {
     /// its turns, and differs where the common part or the first message that is not the system's differ. Of
     /// any other prompt that fills no block: the whole prompt.
     pub conversation: Option<u64>,
+    /// Whether it is a chat that goes on: an answer is among its messages.
+    pub goes_on: bool,
     /// The hash of the prompt's beginning, if [`ShapeRules::beginning`] asks for it.
     pub beginning: Option<u64>,
     /// The hash of the whole prompt, with the part that does not fill a block.
@@ -181,6 +183,7 @@ impl RequestShape {
             media: prompt.media,
             rendezvous: session.map_or(prompt.lead, SessionKey::raw),
             conversation: prompt.conversation,
+            goes_on: prompt.answered,
             beginning: prompt.beginning,
             tail: prompt.tail,
             session,
@@ -213,6 +216,7 @@ impl RequestShape {
             prompt_tokens: sample.prompt_tokens,
             rendezvous: sample.rendezvous,
             conversation: sample.conversation,
+            goes_on: false,
             beginning: sample.beginning,
             tail: sample.tail,
             session: sample.session,

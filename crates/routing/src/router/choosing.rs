@@ -104,6 +104,22 @@ impl Router {
         }
     }
 
+    /// Whether the request is a chat that goes on while nothing is known here of where it was answered: the
+    /// word of the replica that its last turn went through is probably on its way, and worth a moment.
+    pub fn awaits_word(&self, shape: &RequestShape) -> bool {
+        let Some(conversation) = shape.conversation.filter(|_| shape.goes_on && shape.session.is_none())
+        else {
+            return false;
+        };
+        self.active.load().plan.name.follows_placements()
+            && self.replicas.load().members().len() > 1
+            && SCRATCH.with_borrow_mut(|scratch| {
+                let homes = &mut scratch.conversation;
+                self.index.warm_depths(&[BlockHash::from_raw(conversation)], homes);
+                homes.deepest() == 0
+            })
+    }
+
     /// What would be chosen now, without charging or noting anything.
     ///
     /// # Errors

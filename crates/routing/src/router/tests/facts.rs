@@ -322,6 +322,28 @@ fn a_prompt_too_short_for_a_block_comes_back_to_where_it_went_through_any_replic
 }
 
 #[test]
+fn only_a_chat_that_goes_on_and_is_unknown_here_waits_for_another_replicas_word() {
+    let (a, b) = (router_named("a", 4, Settings::default()), router_named("b", 4, Settings::default()));
+    let said = |text: &str| json!({"role": "user", "content": text});
+    let first = json!({"model": "m", "messages": [said("Hello")]});
+    let answer = json!({"role": "assistant", "content": "Hi"});
+    let second = json!({"model": "m", "messages": [said("Hello"), answer, said("Go on")]});
+    let read = |router: &Router, body: &serde_json::Value| {
+        let headers: [(&str, &str); 0] = [];
+        RequestShape::read(Route::ChatCompletions, &headers, body.to_string().as_bytes(), &router.rules())
+            .unwrap()
+    };
+    let (first, second) = (read(&a, &first), read(&b, &second));
+    assert!(!b.awaits_word(&second), "a replica that is alone waits for nobody");
+    b.set_replicas(&[ReplicaId::new("a")]);
+    assert!(!b.awaits_word(&first), "a new chat was answered nowhere");
+    assert!(b.awaits_word(&second));
+    drop(choose(&a, &first, at(1)));
+    exchange(&a, &[&b], at(1));
+    assert!(!b.awaits_word(&second));
+}
+
+#[test]
 fn some_choices_are_told_and_others_say_whether_they_would_have_made_them() {
     let (a, b) = (router_named("a", 4, Settings::default()), router_named("b", 4, Settings::default()));
     assert_eq!(b.stats().disagreement_ratio(), None);
