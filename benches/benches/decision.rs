@@ -10,9 +10,11 @@
 use std::fmt::Write as _;
 use std::hint::black_box;
 use std::path::PathBuf;
-use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
+use benches::blocks::path;
+use benches::process::own_resident_bytes;
+use benches::times::Times;
 use clap::Parser;
 use rand::SeedableRng as _;
 use routing::endpoint::{EndpointSpec, Served, Signal};
@@ -20,7 +22,7 @@ use routing::facts::LedgerRecord;
 use routing::prefix::{PrefixIndex, Slot};
 use routing::request::{RequestShape, Route, ShapeRules};
 use routing::settings::Settings as RouterSettings;
-use routing::{BlockHash, EndpointId, Moment, ReplicaId, Rng, Router};
+use routing::{EndpointId, Moment, ReplicaId, Rng, Router};
 use serde::Serialize;
 
 /// Blocks of every prompt.
@@ -80,7 +82,7 @@ fn main() -> anyhow::Result<()> {
         settings.blocks = settings.blocks.min(100_000);
         settings.decisions = settings.decisions.min(500);
     }
-    let memory = memory(settings.blocks);
+    let memory = memory(settings.blocks)?;
     let mut timed = Vec::new();
     for endpoints in &settings.endpoints {
         timed.extend(decide(&settings, *endpoints)?);
@@ -131,7 +133,7 @@ fn decide(settings: &Settings, endpoints: usize) -> anyhow::Result<Vec<Timed>> {
     let prompts = settings.blocks / (PROMPT_BLOCKS - COMMON_BLOCKS);
     for prompt in 0..prompts {
         let endpoint = ids[prompt % ids.len()];
-        let blocks = path(prompt as u64);
+        let blocks = path(prompt as u64, COMMON_BLOCKS, PROMPT_BLOCKS);
         router.merge_ledger(&[LedgerRecord::Place { endpoint, blocks }], now);
     }
     let shapes: Vec<RequestShape> =
@@ -148,33 +150,21 @@ fn decide(settings: &Settings, endpoints: usize) -> anyhow::Result<Vec<Timed>> {
     drop(held);
     Ok([("explain", explain), ("choose", choose)]
         .into_iter()
-        .map(|(call, times)| row(endpoints, call, times))
+        .map(|(call, times)| row(endpoints, call, &times))
         .collect())
 }
 
-/// ns of each of `count` calls, which must all say that they worked. What a call leaves behind is given back
-/// by the next one.
-fn time(count: usize, mut call: impl FnMut(usize) -> bool) -> anyhow::Result<Vec<u64>> {
-    let mut times = Vec::with_capacity(count);
-    for at in 0..WARM_UP + count {
-        let start = Instant::now();
-        let worked = call(at);
-        let took = start.elapsed().as_nanos() as u64;
-        anyhow::ensure!(worked, "a decision failed");
-        if at >= WARM_UP {
-            times.push(took);
-        }
-    }
+/// Times of `count` calls, which must all say that they worked, after some that are not timed. What a call
+/// leaves behind is given back by the next one.
+fn time(count: usize, mut call: impl FnMut(usize) -> bool) -> anyhow::Result<Times> {
+    let mut failed = (0..WARM_UP).filter(|at| !call(*at)).count();
+    let times = Times::of(count, |at| failed += usize::from(!call(WARM_UP + at)));
+    anyhow::ensure!(failed == 0, "{failed} decisions failed");
     Ok(times)
 }
 
-fn row(endpoints: usize, call: &'static str, mut times: Vec<u64>) -> Timed {
-    times.sort_unstable();
-    let at = |share: f64| {
-        let place = (times.len() as f64 * share) as usize;
-        times.get(place.min(times.len().saturating_sub(1))).map_or(0.0, |ns| *ns as f64 / 1_000.0)
-    };
-    Timed { endpoints, call, p50_us: at(0.5), p99_us: at(0.99), max_us: at(1.0) }
+fn row(endpoints: usize, call: &'static str, times: &Times) -> Timed {
+    Timed { endpoints, call, p50_us: times.at_us(0.5), p99_us: times.at_us(0.99), max_us: times.at_us(1.0) }
 }
 
 /// A prompt's shape with the blocks of `path`.
@@ -185,48 +175,27 @@ fn shape(prompt: u64) -> anyhow::Result<RequestShape> {
     let no_headers: [(&str, &str); 0] = [];
     let mut shape = RequestShape::read(Route::ChatCompletions, &no_headers, body.as_bytes(), &rules)
         .map_err(|refused| anyhow!("{refused:?}"))?;
-    shape.blocks = path(prompt);
+    shape.blocks = path(prompt, COMMON_BLOCKS, PROMPT_BLOCKS);
     Ok(shape)
 }
 
-/// The blocks of a prompt.
-fn path(prompt: u64) -> Vec<BlockHash> {
-    (0..PROMPT_BLOCKS as u64)
-        .map(|at| if at < COMMON_BLOCKS as u64 { at } else { prompt << 8 | at })
-        .map(|word| BlockHash::from_raw(mix(word)))
-        .collect()
-}
-
-/// splitmix64, a stand-in for the block hashes.
-fn mix(word: u64) -> u64 {
-    let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ word >> 31
-}
-
-fn memory(blocks: usize) -> Memory {
+fn memory(blocks: usize) -> anyhow::Result<Memory> {
     /// Far more than the blocks need: nothing is evicted.
     const BYTES_MAX: usize = 1 << 30;
-    let before = resident_bytes();
+    let before = own_resident_bytes()?;
     let index = PrefixIndex::new(BYTES_MAX);
     for prompt in 0..blocks / (PROMPT_BLOCKS - COMMON_BLOCKS) {
         let slot = Slot::new((prompt % 100) as u16);
-        index.place(&path(prompt as u64), slot, Moment::from_millis(prompt as u64));
+        index.place(
+            &path(prompt as u64, COMMON_BLOCKS, PROMPT_BLOCKS),
+            slot,
+            Moment::from_millis(prompt as u64),
+        );
     }
     let pairs = index.pairs();
-    Memory {
+    Ok(Memory {
         pairs,
         counted_bytes_per_pair: index.bytes() as f64 / pairs as f64,
-        resident_bytes_per_pair: (resident_bytes() - before) as f64 / pairs as f64,
-    }
-}
-
-/// Resident memory of this process, by Linux's count; 0 elsewhere.
-fn resident_bytes() -> i64 {
-    const PAGE_BYTES: i64 = 4_096;
-    let pages = std::fs::read_to_string("/proc/self/statm")
-        .ok()
-        .and_then(|line| line.split(' ').nth(1).and_then(|pages| pages.parse::<i64>().ok()));
-    pages.unwrap_or(0) * PAGE_BYTES
+        resident_bytes_per_pair: own_resident_bytes()?.saturating_sub(before) as f64 / pairs as f64,
+    })
 }

@@ -7,6 +7,7 @@
 //! Left out: timed assertions. A bench prints what it measured and whether that meets the target; it fails
 //! only when it could not measure.
 
+pub mod blocks;
 pub mod canned;
 pub mod closed_loop;
 pub mod fleet;
@@ -15,4 +16,5 @@ pub mod oracle;
 pub mod process;
 pub mod replicas;
 pub mod spread;
+pub mod times;
 pub mod wait;

@@ -58,6 +58,14 @@ impl Process {
     pub fn cpu(&self) -> anyhow::Result<Duration> {
         tree_cpu(self.child.id())
     }
+
+    /// Its resident memory, by Linux's count.
+    ///
+    /// # Errors
+    /// When the process is gone, or there is no `/proc`.
+    pub fn resident_bytes(&self) -> anyhow::Result<u64> {
+        resident_bytes(&self.child.id().to_string())
+    }
 }
 
 impl Drop for Process {
@@ -108,6 +116,21 @@ fn parse_stat(stat: &str) -> Option<(u32, u64)> {
     let number = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok());
     let ticks = number(11)? + number(12)? + number(13)? + number(14)?;
     Some((u32::try_from(number(1)?).ok()?, ticks))
+}
+
+/// This process's own resident memory.
+///
+/// # Errors
+/// When there is no `/proc`.
+pub fn own_resident_bytes() -> anyhow::Result<u64> {
+    resident_bytes("self")
+}
+
+fn resident_bytes(process: &str) -> anyhow::Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).context("no VmRSS")?;
+    Ok(kib.trim().parse::<u64>()? << 10)
 }
 
 /// This process's own CPU time, all threads.

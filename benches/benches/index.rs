@@ -1,10 +1,12 @@
 //! Times the hot steps of a decision's input: reading a chat body, and asking and telling the prefix index.
 //!
-//! `cargo run --release -p routing --example index_speed`
+//! `cargo bench --bench index`
 
 use std::hint::black_box;
-use std::time::Instant;
 
+use benches::blocks::{mix, path};
+use benches::process::own_resident_bytes;
+use benches::times::Times;
 use routing::prefix::{PrefixIndex, Slot, WarmDepths};
 use routing::request::{RequestShape, Route, ShapeRules};
 use routing::{BlockHash, Moment};
@@ -16,18 +18,15 @@ fn main() {
     fill_to_the_brim();
 }
 
-/// ns for each of `count` runs.
-fn time(name: &str, count: u32, mut run: impl FnMut(u32)) {
-    let mut each: Vec<u64> = (0..count)
-        .map(|at| {
-            let start = Instant::now();
-            run(at);
-            start.elapsed().as_nanos() as u64
-        })
-        .collect();
-    each.sort_unstable();
-    let share = |share: f64| each[(each.len() as f64 * share) as usize];
-    println!("{name:<44} p50 {:>7} ns   p99 {:>7} ns", share(0.5), share(0.99));
+/// Prints how long each of `count` runs took.
+fn time(name: &str, count: usize, run: impl FnMut(usize)) {
+    let times = Times::of(count, run);
+    println!("{name:<44} p50 {:>7.2} us   p99 {:>7.2} us", times.at_us(0.5), times.at_us(0.99));
+}
+
+/// Resident memory of this process, in bytes; 0 where that can't be known.
+fn resident_bytes() -> f64 {
+    own_resident_bytes().unwrap_or(0) as f64
 }
 
 fn read_bodies() {
@@ -69,14 +68,14 @@ fn ask_index() {
         index.blocks(),
         index.pairs(),
         index.bytes() as f64 / index.pairs() as f64,
-        (resident_bytes() - before) as f64 / index.pairs() as f64,
+        (resident_bytes() - before) / index.pairs() as f64,
         index.evicted(),
     );
     let mut out = WarmDepths::default();
     let paths: Vec<Vec<BlockHash>> =
         (0..10_000).map(|at| path(at * 7 % prompts as u64, COMMON, PROMPT)).collect();
     time("warm_depths, 64 blocks, all warm somewhere", 10_000, |at| {
-        index.warm_depths(&paths[at as usize], &mut out);
+        index.warm_depths(&paths[at], &mut out);
         black_box(&out);
     });
     let half: Vec<Vec<BlockHash>> = paths
@@ -90,15 +89,15 @@ fn ask_index() {
         })
         .collect();
     time("warm_depths, 64 blocks, 30 warm", 10_000, |at| {
-        index.warm_depths(&half[at as usize], &mut out);
+        index.warm_depths(&half[at], &mut out);
         black_box(&out);
     });
     time("place, 64 blocks, all known", 10_000, |at| {
-        let prompt = u64::from(at) * 7 % prompts as u64;
-        index.place(&paths[at as usize], Slot::new((prompt % 100) as u16), Moment::from_millis(20_000));
+        let prompt = (at as u64) * 7 % prompts as u64;
+        index.place(&paths[at], Slot::new((prompt % 100) as u16), Moment::from_millis(20_000));
     });
     time("place, 64 blocks, 56 new", 10_000, |at| {
-        let own = path(1 << 40 | u64::from(at), COMMON, PROMPT);
+        let own = path(1 << 40 | (at as u64), COMMON, PROMPT);
         index.place(&own, Slot::new((at % 100) as u16), Moment::from_millis(20_000));
     });
 }
@@ -117,11 +116,11 @@ fn ask_index_of_many() {
     );
     let mut out = WarmDepths::default();
     time("warm_depths, 16 of 64 blocks at 10,000", 5_000, |at| {
-        index.warm_depths(&path(u64::from(at), 16, 64), &mut out);
+        index.warm_depths(&path(at as u64, 16, 64), &mut out);
         black_box(&out);
     });
     time("place there, 64 blocks, all known", 5_000, |at| {
-        index.place(&path(u64::from(at), 16, 64), Slot::new(at as u16), Moment::from_millis(20_000));
+        index.place(&path(at as u64, 16, 64), Slot::new(at as u16), Moment::from_millis(20_000));
     });
 }
 
@@ -137,34 +136,10 @@ fn fill_to_the_brim() {
         index.pairs(),
         index.bytes(),
         index.bytes() as f64 / index.pairs() as f64,
-        (resident_bytes() - before) as f64 / index.pairs() as f64,
+        (resident_bytes() - before) / index.pairs() as f64,
     );
     time("place, 64 blocks, 56 new, 56 evicted", 10_000, |at| {
-        let own = path(1 << 40 | u64::from(at), 8, 64);
+        let own = path(1 << 40 | (at as u64), 8, 64);
         index.place(&own, Slot::new((at % 100) as u16), Moment::from_millis(200_000));
     });
-}
-
-/// A prompt's blocks: the first `common` are everybody's.
-fn path(prompt: u64, common: usize, blocks: usize) -> Vec<BlockHash> {
-    (0..blocks as u64)
-        .map(|at| if at < common as u64 { at } else { prompt << 8 | at })
-        .map(|word| BlockHash::from_raw(mix(word)))
-        .collect()
-}
-
-/// splitmix64, a stand-in for the block hashes.
-fn mix(word: u64) -> u64 {
-    let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ word >> 31
-}
-
-/// Resident memory of this process, by Linux's count; 0 elsewhere.
-fn resident_bytes() -> i64 {
-    let pages = std::fs::read_to_string("/proc/self/statm")
-        .ok()
-        .and_then(|line| line.split(' ').nth(1).and_then(|pages| pages.parse::<i64>().ok()));
-    pages.unwrap_or(0) * 4_096
 }
