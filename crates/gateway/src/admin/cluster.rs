@@ -41,6 +41,8 @@ pub(super) struct EndpointShown {
     models: Option<Vec<String>>,
     group: Option<String>,
     zone: Option<String>,
+    connector: Option<String>,
+    bootstrap: Option<String>,
     prefill_tokens: u64,
     decode_tokens: u64,
     engine: Option<EngineShown>,
@@ -117,6 +119,8 @@ fn show(endpoint: &Endpoint, own: &str, now: Moment) -> EndpointShown {
         },
         group: endpoint.spec.group.clone(),
         zone: endpoint.spec.zone.clone(),
+        connector: endpoint.spec.connector.clone(),
+        bootstrap: endpoint.spec.bootstrap.clone(),
         prefill_tokens: load.prefill_tokens,
         decode_tokens: load.decode_tokens,
         engine: endpoint.observed().map(|observed| EngineShown {

@@ -123,3 +123,35 @@ pub(super) async fn assumed_speeds_and_sizes_are_what_costs_are_made_of() {
     let (_, _, slower) = seen(&[("itl_ms", "120")]).await;
     assert!((slower - 10.0 * itl).abs() < 1.0, "{slower} us against {itl} us");
 }
+
+#[actix_web::test]
+pub(super) async fn every_key_of_an_endpoint_is_shown_and_its_role_models_and_ranks_count() {
+    let [one, two, three] = engines().await;
+    let keys = "role=prefill,group=g,zone=z,connector=vllm-nixl,bootstrap=10.0.0.1:8998";
+    let first = format!("{},{keys}", one.url());
+    let (second, third) = (format!("{},model=only-this", two.url()), format!("{},dp=2", three.url()));
+    let node = Node::start(&[("endpoint", &first), ("endpoint", &second), ("endpoint", &third)]).await;
+    let shown = eventually("all in use", async || {
+        let shown = get(node.admin(), "/endpoints").await.json();
+        let all = shown.as_array().cloned().unwrap_or_default();
+        all.iter().all(|each| each["standing"] == "ready").then_some(all)
+    })
+    .await;
+    let of =
+        |url: &str| shown.iter().find(|each| each["url"] == url).unwrap_or_else(|| panic!("{url}")).clone();
+    let prefill = of(&one.url());
+    for (key, value) in keys.split(',').filter_map(|pair| pair.split_once('=')) {
+        assert_eq!(prefill[key], value, "{key}");
+    }
+    assert_eq!(of(&two.url())["models"], json!(["only-this"]));
+    let ranks = [0, 1].map(|rank| of(&format!("{}#{rank}", three.url()))["id"].clone());
+    assert_ne!(ranks[0], ranks[1]);
+    // The prefill side alone serves nobody, and each model goes to who has it.
+    for (model, engine) in [("only-this", &two), ("sim", &three)] {
+        let body = chat("hi", false).replace("\"sim\"", &format!("\"{model}\""));
+        assert_eq!(node.post("/v1/chat/completions", body).await.status, 200);
+        assert_eq!(engine.served(), 1, "{model}");
+    }
+    assert!(three.last().is_some_and(|asked| asked.head.contains("x-data-parallel-rank: ")));
+    assert_eq!(one.served(), 0);
+}

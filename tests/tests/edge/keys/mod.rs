@@ -24,7 +24,7 @@ const SHOWN_BY: &[(&str, fn())] = &[
     ("replica_id", addresses::listeners_are_where_they_are_said_to_be),
     ("cluster_id", gossip::replicas_of_another_cluster_are_not_listened_to),
     ("cluster_key_file", gossip::replicas_without_the_key_are_not_listened_to),
-    ("endpoint", reload::a_reload_changes_policy_filters_numbers_and_endpoints_and_keeps_everything_else),
+    ("endpoint", choosing::every_key_of_an_endpoint_is_shown_and_its_role_models_and_ranks_count),
     ("policy", reload::a_reload_changes_policy_filters_numbers_and_endpoints_and_keeps_everything_else),
     ("endpoint_filter", choosing::a_filter_leaves_out_the_endpoint_that_queues),
     ("affinity", choosing::an_affinity_before_least_load_brings_a_prompt_back),
