@@ -32,7 +32,7 @@ use serde::Serialize;
 
 /// What Grapevine may cost, in another proxy's cost of the same run.
 const TARGETS: [Target; 3] = [
-    Target { kind: Kind::Whole, over: Proxy::Nginx, at_most: 2.5 },
+    Target { kind: Kind::Whole, over: Proxy::Nginx, at_most: 1.75 },
     Target { kind: Kind::Burst, over: Proxy::Haproxy, at_most: 2.0 },
     Target { kind: Kind::Paced, over: Proxy::Haproxy, at_most: 1.2 },
 ];

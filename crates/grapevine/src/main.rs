@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 /// A request's memory is many small pieces that the thread which made them soon frees, for which the system's
-/// allocator takes 4 to 6 us of CPU more per request (docs/results.md).
+/// allocator takes some 5 us of CPU more per request (docs/results.md).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
