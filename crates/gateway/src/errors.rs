@@ -147,6 +147,8 @@ impl EdgeError {
             GiveUp::Timeout { limit } => Self::new(
                 StatusCode::GATEWAY_TIMEOUT,
                 match limit {
+                    Limit::Prefill => "prefill_timeout",
+                    Limit::Handoff => "handoff_timeout",
                     Limit::FirstByte => "first_byte_timeout",
                     Limit::Idle => "idle_timeout",
                     Limit::Total => "total_timeout",

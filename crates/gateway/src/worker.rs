@@ -259,7 +259,7 @@ fn measurement(ended: &Ended<'_>, footing: Footing) -> Measurement {
     let streamed = shape.stream && account.events > 0;
     Measurement {
         footing,
-        first_byte_ms: outcome.prefill_ms.filter(|_| streamed),
+        first_byte_ms: outcome.first_byte_of_leg_ms().filter(|_| streamed),
         leg_ms: outcome.leg_ms(),
         prompt_tokens: account.prompt_tokens,
         cached_tokens: account.cached_tokens,

@@ -237,6 +237,7 @@ fn lifecycle_settings(config: &Config) -> LifecycleSettings {
         idle: config.idle_timeout,
         total: config.total_timeout,
         total_whole: config.total_timeout_whole,
+        ..Limits::default()
     };
     LifecycleSettings { limits, tries_max: config.tries_max }
 }

@@ -29,7 +29,12 @@ pub struct Candidate<'v> {
     pub dropped_by: Option<FilterName>,
 }
 
-impl Candidate<'_> {
+impl<'v> Candidate<'v> {
+    /// An endpoint as it is now; what it holds of the prompt is not known yet.
+    pub(crate) fn new(endpoint: &'v Arc<Endpoint>, now: Moment) -> Self {
+        Self { endpoint, load: endpoint.load(now), noted_blocks: 0, warm_blocks: 0, dropped_by: None }
+    }
+
     /// Requests that wait in the engine, by its own fresh figure.
     pub fn queue(&self) -> Option<u32> {
         self.load.glance.waiting
@@ -77,7 +82,8 @@ impl<'v> Candidates<'v> {
         true
     }
 
-    /// The endpoints of `view` that serve the request and are in use, within `scope`.
+    /// The endpoints of `view` that serve the request and are in use, within `scope`: the best standing that
+    /// is left. Roles are not looked at: [`crate::pd::Sides`] does that where there are any.
     ///
     /// # Errors
     /// Why there is none.
@@ -87,73 +93,109 @@ impl<'v> Candidates<'v> {
         scope: &Scope<'_>,
         now: Moment,
     ) -> Result<Self, Refusal> {
+        let serving = Serving::of(view, request, scope.default_model)?;
+        let ready = serving.ready(scope, now, |_| true);
+        if ready.is_empty() {
+            return Err(serving.nobody_ready(scope, None));
+        }
+        Ok(Self::of(ready, now))
+    }
+
+    pub(crate) fn of(endpoints: impl IntoIterator<Item = &'v Arc<Endpoint>>, now: Moment) -> Self {
+        Self { all: endpoints.into_iter().map(|endpoint| Candidate::new(endpoint, now)).collect() }
+    }
+
+    /// Those at some positions alone, and what belongs to each.
+    pub(crate) fn at<T: Copy>(&self, positions: &[usize], of_each: &[T]) -> (Self, SmallVec<[T; 8]>) {
+        let all = positions.iter().map(|at| self.all[*at].clone()).collect();
+        (Self { all }, positions.iter().map(|at| of_each[*at]).collect())
+    }
+}
+
+/// The endpoints that serve the model that a request means, in use or not.
+pub(crate) struct Serving<'v> {
+    model: Option<String>,
+    endpoints: SmallVec<[&'v Arc<Endpoint>; 16]>,
+}
+
+impl<'v> Serving<'v> {
+    /// # Errors
+    /// If there is none, or the model is not clear.
+    pub(crate) fn of(
+        view: &'v View,
+        request: &RequestShape,
+        default_model: Option<&str>,
+    ) -> Result<Self, Refusal> {
         if view.endpoints.is_empty() {
             return Err(Refusal::NoEndpointConfigured);
         }
-        let wanted = wanted_model(view, request, scope.default_model)?;
-        let not_ready = |missing_role| Refusal::NoEndpointReady {
-            model: wanted.clone(),
-            missing_role,
-            retry_after_ms: RETRY_AFTER_MS,
-        };
-        let mut serving: SmallVec<[&Arc<Endpoint>; 16]> = SmallVec::new();
+        let model = wanted_model(view, request, default_model)?;
+        let mut endpoints = SmallVec::new();
         let mut unknown = false;
         for endpoint in &view.endpoints {
-            match wanted.as_deref().map_or(Serves::Yes, |model| endpoint.serves(model)) {
-                Serves::Yes => serving.push(endpoint),
+            match model.as_deref().map_or(Serves::Yes, |model| endpoint.serves(model)) {
+                Serves::Yes => endpoints.push(endpoint),
                 Serves::Unknown => unknown = true,
                 Serves::No => {}
             }
         }
-        if serving.is_empty() {
-            return Err(match wanted {
-                Some(model) if !unknown => Refusal::ModelUnknown { model },
-                _ => not_ready(None),
-            });
+        match model {
+            Some(model) if endpoints.is_empty() && !unknown => Err(Refusal::ModelUnknown { model }),
+            model if endpoints.is_empty() => Err(not_ready(model, None)),
+            model => Ok(Self { model, endpoints }),
         }
-        let ready = ready(&serving, scope, now);
-        if ready.is_empty() {
-            let has_role = |role| serving.iter().any(|endpoint| endpoint.spec.role == role);
-            let prefill_only = !has_role(Role::Both) && !has_role(Role::Decode);
-            return Err(match scope.tried {
-                [] => not_ready(prefill_only.then_some(Role::Decode)),
-                _ => Refusal::AllTried,
-            });
-        }
-        let candidate = |endpoint: &'v Arc<Endpoint>| Candidate {
-            endpoint,
-            load: endpoint.load(now),
-            noted_blocks: 0,
-            warm_blocks: 0,
-            dropped_by: None,
-        };
-        Ok(Self { all: ready.into_iter().map(candidate).collect() })
     }
-}
 
-/// Those of `serving` that are taken: the best standing that is left, and whole engines before decode ones,
-/// which can serve a whole request too (a prefill endpoint can't).
-fn ready<'v>(
-    serving: &[&'v Arc<Endpoint>],
-    scope: &Scope<'_>,
-    now: Moment,
-) -> SmallVec<[&'v Arc<Endpoint>; 8]> {
-    let within = |endpoint: &Endpoint| {
-        !scope.tried.contains(&endpoint.id) && scope.only.is_none_or(|only| only == endpoint.id)
-    };
-    for least in [Usable::Yes, Usable::IfNobodyElse] {
-        for role in [Role::Both, Role::Decode] {
-            let ready: SmallVec<[&Arc<Endpoint>; 8]> = serving
-                .iter()
-                .copied()
-                .filter(|each| each.spec.role == role && each.usable_at(now) >= least && within(each))
-                .collect();
+    /// All, by id.
+    pub(crate) fn endpoints(&self) -> &[&'v Arc<Endpoint>] {
+        &self.endpoints
+    }
+
+    /// Those within `scope` of which `wanted` holds, with the best standing that is left.
+    pub(crate) fn ready(
+        &self,
+        scope: &Scope<'_>,
+        now: Moment,
+        wanted: impl Fn(&Endpoint) -> bool,
+    ) -> SmallVec<[&'v Arc<Endpoint>; 8]> {
+        for least in [Usable::Yes, Usable::IfNobodyElse] {
+            let ready = self.usable(scope, least, now, &wanted);
             if !ready.is_empty() {
                 return ready;
             }
         }
+        SmallVec::new()
     }
-    SmallVec::new()
+
+    /// Those within `scope` of which `wanted` holds, with at least this standing.
+    pub(crate) fn usable(
+        &self,
+        scope: &Scope<'_>,
+        least: Usable,
+        now: Moment,
+        wanted: impl Fn(&Endpoint) -> bool,
+    ) -> SmallVec<[&'v Arc<Endpoint>; 8]> {
+        let within = |endpoint: &Endpoint| {
+            !scope.tried.contains(&endpoint.id) && scope.only.is_none_or(|only| only == endpoint.id)
+        };
+        self.endpoints
+            .iter()
+            .copied()
+            .filter(|each| each.usable_at(now) >= least && wanted(each) && within(each))
+            .collect()
+    }
+
+    /// The refusal when nobody of them can be chosen: for want of a role, if it is that.
+    pub(crate) fn nobody_ready(&self, scope: &Scope<'_>, missing_role: Option<Role>) -> Refusal {
+        match scope.tried {
+            [] => not_ready(self.model.clone(), missing_role),
+            _ => Refusal::AllTried,
+        }
+    }
+}
+
+const fn not_ready(model: Option<String>, missing_role: Option<Role>) -> Refusal {
+    Refusal::NoEndpointReady { model, missing_role, retry_after_ms: RETRY_AFTER_MS }
 }
 
 /// What narrows the choice beside the request itself.

@@ -12,7 +12,7 @@ use crate::rates::Speed;
 use crate::request::RequestShape;
 
 /// Requests that decode together before each of them takes twice as long per token as one alone.
-const DECODE_BATCH_DOUBLES: f64 = 32.0;
+pub(crate) const DECODE_BATCH_DOUBLES: f64 = 32.0;
 
 /// The KV usage, 0 to 1, from which on it costs: below it engines have room to batch. What is cached and not in
 /// use does not count as usage, and a busy engine is well used: only near the end must it preempt.

@@ -44,11 +44,17 @@ pub enum Reason {
     LeastLoad,
     /// It is the less loaded of two drawn by lot.
     PowerOfTwo,
+    /// Of those that are not much more loaded than the rest it holds the most of the prompt.
+    MatchWithinLoad,
+    /// None is within the usual load; drawn by lot.
+    FallbackRandom,
+    /// The pair promises the best quality of experience.
+    BestQoe,
 }
 
 impl Reason {
     /// Every reason, for metrics that want to know their labels at the start.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 19] = [
         Self::OnlyCandidate,
         Self::LeastCost,
         Self::TieSession,
@@ -65,6 +71,9 @@ impl Reason {
         Self::Random,
         Self::LeastLoad,
         Self::PowerOfTwo,
+        Self::MatchWithinLoad,
+        Self::FallbackRandom,
+        Self::BestQoe,
     ];
 
     /// The label.
@@ -86,8 +95,109 @@ impl Reason {
             Self::Random => "random",
             Self::LeastLoad => "least-load",
             Self::PowerOfTwo => "power-of-two",
+            Self::MatchWithinLoad => "match-within-load",
+            Self::FallbackRandom => "fallback-random",
+            Self::BestQoe => "best-qoe",
         }
     }
+}
+
+/// Why a request is split or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SplitReason {
+    /// Split: the pair costs less than any endpoint alone.
+    Paid,
+    /// Split: the settings say always.
+    Always,
+    /// Split before: its prompt is computed, and another decode endpoint takes it over.
+    Prefilled,
+    /// Whole: the settings say never.
+    Never,
+    /// Whole: the prompt is too short to be worth a handoff.
+    Short,
+    /// Whole: what is not warm of the prompt is too short to be worth a handoff.
+    Warm,
+    /// Whole: one endpoint alone costs no more than any pair.
+    Costlier,
+    /// Whole: it can't be split (no prompt, no answer, or a connector that does not hand over several at once).
+    Unsplittable,
+    /// Whole: no endpoint is there to prefill for others.
+    NoPrefillEndpoint,
+    /// Whole, at an endpoint that is there to prefill for others: no other is left.
+    NoDecodeEndpoint,
+    /// Whole: no prefill endpoint can hand over to any of the decode endpoints (connector or group).
+    NoPair,
+    /// Whole: prefill endpoints failed it.
+    PrefillFailed,
+}
+
+impl SplitReason {
+    /// Every reason, for metrics that want to know their labels at the start.
+    pub const ALL: [Self; 12] = [
+        Self::Paid,
+        Self::Always,
+        Self::Prefilled,
+        Self::Never,
+        Self::Short,
+        Self::Warm,
+        Self::Costlier,
+        Self::Unsplittable,
+        Self::NoPrefillEndpoint,
+        Self::NoDecodeEndpoint,
+        Self::NoPair,
+        Self::PrefillFailed,
+    ];
+
+    /// The label.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Paid => "paid",
+            Self::Always => "always",
+            Self::Prefilled => "prefilled",
+            Self::Never => "never",
+            Self::Short => "short",
+            Self::Warm => "warm",
+            Self::Costlier => "costlier",
+            Self::Unsplittable => "unsplittable",
+            Self::NoPrefillEndpoint => "no-prefill-endpoint",
+            Self::NoDecodeEndpoint => "no-decode-endpoint",
+            Self::NoPair => "no-pair",
+            Self::PrefillFailed => "prefill-failed",
+        }
+    }
+
+    /// Whether a request with this reason is split.
+    pub const fn splits(self) -> bool {
+        matches!(self, Self::Paid | Self::Always | Self::Prefilled)
+    }
+}
+
+/// The first half of a decision where endpoints have roles: whether another endpoint computes the prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SplitDecision {
+    /// The policy that chose the prefill endpoint.
+    pub policy: &'static str,
+    /// Why it is split or not.
+    pub reason: SplitReason,
+    /// Which endpoint prefills; `Some` exactly if the reason [`SplitReason::splits`].
+    pub prefill: Option<PrefillChoice>,
+    /// What the best pair costs, in ms, and what one endpoint alone does; `None` where none was weighed.
+    pub pair_ms: Option<f64>,
+    /// See `pair_ms`.
+    pub whole_ms: Option<f64>,
+    /// The candidates for the prefill, like [`Decision::candidates`]; empty if none were looked at.
+    pub candidates: SmallVec<[CandidateCost; 4]>,
+    /// Filters that would have dropped every candidate for the prefill and were undone.
+    pub reverted: SmallVec<[&'static str; 2]>,
+}
+
+/// Which endpoint prefills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefillChoice {
+    /// The endpoint.
+    pub chosen: EndpointId,
+    /// Why this one.
+    pub reason: Reason,
 }
 
 /// What one candidate looked like when the choice was made.
@@ -116,18 +226,26 @@ pub struct Decision {
     pub policy: &'static str,
     /// Why this endpoint.
     pub reason: Reason,
-    /// The endpoint.
+    /// The endpoint that answers the client: of a split request the one that decodes.
     pub chosen: EndpointId,
-    /// The candidates, in the order of their ids, those that filters dropped included.
+    /// The candidates, in the order of their ids, those that filters dropped included. Of a split request
+    /// they are weighed for its decode leg alone.
     pub candidates: SmallVec<[CandidateCost; 4]>,
     /// Filters that would have dropped every candidate and were undone.
     pub reverted: SmallVec<[&'static str; 2]>,
+    /// Whether it is split, and why; `None` where no endpoint has a role of its own.
+    pub split: Option<Box<SplitDecision>>,
 }
 
 impl Decision {
     /// What the chosen candidate looked like.
     pub fn chosen_cost(&self) -> Option<&CandidateCost> {
         self.candidates.iter().find(|candidate| candidate.endpoint == self.chosen)
+    }
+
+    /// The endpoint that computes the prompt for another to decode, if the request is split.
+    pub fn prefill(&self) -> Option<EndpointId> {
+        self.split.as_ref()?.prefill.map(|prefill| prefill.chosen)
     }
 }
 
@@ -136,12 +254,47 @@ impl Decision {
 pub struct Chosen {
     /// What was decided and why.
     pub decision: Decision,
-    /// Where to send the request.
+    /// Where to send the request, or the decode leg of a split one.
     pub endpoint: Arc<Endpoint>,
     /// The charge, to be kept until the last byte.
     pub reservation: Reservation,
     /// On what footing the request began there, for whoever learns from how it fares.
     pub footing: Footing,
+    /// The leg that goes first, if the request is split.
+    pub prefill: Option<PrefillLeg>,
+}
+
+/// The first leg of a split request: it computes the prompt, whose KV then moves to [`Chosen::endpoint`].
+#[derive(Debug)]
+pub struct PrefillLeg {
+    /// Where to send it.
+    pub endpoint: Arc<Endpoint>,
+    /// Its charge, to be kept until the handoff.
+    pub reservation: Reservation,
+    /// On what footing it began there.
+    pub footing: Footing,
+}
+
+/// Which part of a request an endpoint does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// All of it.
+    Whole,
+    /// Its prompt.
+    Prefill,
+    /// Its answer, with the KV that another endpoint made.
+    Decode,
+}
+
+impl Part {
+    /// The name in JSON and labels.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Whole => "whole",
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
 }
 
 /// What was believed of an endpoint when a request was sent there.
@@ -149,7 +302,9 @@ pub struct Chosen {
 pub struct Footing {
     /// Where.
     pub endpoint: EndpointId,
-    /// Prompt tokens that it would have to compute.
+    /// What it was sent there for.
+    pub part: Part,
+    /// Prompt tokens that it would have to compute, or to be handed if it only decodes.
     pub uncached_tokens: u32,
     /// Prompt tokens of others that were to be computed before, through all replicas.
     pub ahead_tokens: u32,

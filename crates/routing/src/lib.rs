@@ -21,6 +21,7 @@ pub mod endpoint_filter;
 pub mod facts;
 pub mod lifecycle;
 pub mod liveness;
+pub mod pd;
 pub mod picker;
 pub mod policy;
 pub mod prefix;
@@ -39,7 +40,7 @@ pub mod share;
 pub mod tie;
 pub mod view;
 
-pub use decision::{CandidateCost, Chosen, Decision, Reason, Refusal};
+pub use decision::{CandidateCost, Chosen, Decision, PrefillLeg, Reason, Refusal, SplitReason};
 pub use ids::{BlockHash, EndpointId, ReplicaId, SessionKey};
 pub use reserve::Reservation;
 pub use router::{AdminFactsFull, Rng, Router};

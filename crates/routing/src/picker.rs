@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rand::Rng as _;
 
 use crate::decision::Reason;
+use crate::endpoint::Usable;
+use crate::pd::{Row, within_load};
+use crate::policy::PdLoadAwareSettings;
 use crate::router::Rng;
 use crate::scene::Scene;
 use crate::tie::{self, Positions};
@@ -26,6 +29,8 @@ pub enum Picker {
     RoundRobin(Turn),
     /// By lot.
     Random,
+    /// The best match among those that carry no more than usual.
+    WithinLoad(PdLoadAwareSettings),
     /// The less loaded of two drawn by lot; if they are equal, the one with fewer placed tokens.
     PowerOfTwo,
 }
@@ -35,6 +40,8 @@ pub enum Picker {
 pub enum LoadTie {
     /// Each in turn: the most even.
     Turn(Turn),
+    /// One drawn by lot.
+    Lot,
     /// The one that all replicas agree on without a word: for policies that come back to where a prompt
     /// went.
     Rendezvous,
@@ -67,6 +74,7 @@ impl Picker {
                     among.iter().copied().filter(|at| scene.running(*at) == least).collect();
                 let at = match tie {
                     LoadTie::Turn(turn) => tied[turn.take(tied.len())],
+                    LoadTie::Lot => tied[rng.random_range(0..tied.len())],
                     LoadTie::Rendezvous => tie::of_two(scene, &tied),
                 };
                 (at, Reason::LeastLoad)
@@ -75,8 +83,28 @@ impl Picker {
                 (among.get(turn.take(among.len())).copied().unwrap_or(first), Reason::RoundRobin)
             }
             Self::Random => (among[rng.random_range(0..among.len())], Reason::Random),
+            Self::WithinLoad(settings) => {
+                let rows: Vec<Row> = among.iter().map(|at| row(scene, *at)).collect();
+                let (at, reason) = within_load(&rows, settings, rng);
+                (among[at], reason)
+            }
             Self::PowerOfTwo => (power_of_two(scene, among, rng), Reason::PowerOfTwo),
         }
+    }
+}
+
+/// What is known of a candidate's match and load. Nobody has heard of one that is not ready and has neither been
+/// looked at nor been given anything.
+fn row(scene: &Scene<'_>, at: usize) -> Row {
+    let candidate = &scene.candidates.all()[at];
+    let load = &candidate.load;
+    let heard_of = load.running > 0
+        || load.glance.waiting.is_some()
+        || candidate.endpoint.usable_at(scene.now) == Usable::Yes;
+    let bytes = f64::from(candidate.warm_blocks) * f64::from(scene.request.block_bytes);
+    Row {
+        match_ratio: bytes / (scene.request.prompt_bytes as f64).max(1.0),
+        running: heard_of.then_some(load.running),
     }
 }
 

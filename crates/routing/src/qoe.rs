@@ -160,6 +160,20 @@ impl Digestion {
     }
 }
 
+/// The quality that a stream of `tokens` tokens will have of which the first comes `ttft_ms` after arrival and each
+/// other `tpot_ms` after the one before, 0 to 1.
+pub fn predicted(slo: &Slo, ttft_ms: f64, tpot_ms: f64, tokens: u32) -> f64 {
+    let tokens = f64::from(tokens.max(1));
+    // A reader takes tokens in no faster than at the expected pace.
+    let pace_ms = tpot_ms.max(slo.tpot_ms);
+    let reader = Reader {
+        ramp_ms: slo.tpot_ms,
+        last_ramp_ms: ttft_ms + pace_ms * (tokens - 1.0),
+        ramps_sum_ms: tokens * ttft_ms + pace_ms * tokens * (tokens - 1.0) / 2.0,
+    };
+    reader.qoe(slo.ttft_ms, tokens)
+}
+
 /// The area under the expected curve over the `span_ms` that begin when the first piece is expected, in
 /// piece-milliseconds.
 fn expected_area(span_ms: f64, pieces: f64, ramp_ms: f64) -> f64 {

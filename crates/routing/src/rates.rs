@@ -10,9 +10,11 @@
 //! look like an idle one.
 
 mod ratio;
+mod transfer;
 mod window;
 
 pub use ratio::BytesPerToken;
+pub use transfer::TransferRate;
 use window::Window;
 
 use std::time::Duration;
@@ -161,6 +163,17 @@ impl LearnedSpeed {
         self.freshness = Freshness::SamplesSince;
         if now.since(self.asked) >= ASK_EVERY {
             self.ask(now);
+        }
+    }
+
+    /// Learns from a leg that only decoded: its first byte says nothing of prompts.
+    pub fn learn_decode(&mut self, sample: &LegSample, now: Moment) {
+        if let (Some(first_byte_ms), Some(count)) = (sample.first_byte_ms, sample.output_tokens)
+            && count >= STREAM_TOKENS_MIN
+        {
+            let span_us = ((sample.leg_ms - first_byte_ms) * 1_000.0) as f32;
+            self.learn_itl(span_us / (count - 1) as f32, 1.0, now);
+            self.freshness = Freshness::SamplesSince;
         }
     }
 

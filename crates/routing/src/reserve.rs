@@ -65,6 +65,28 @@ pub struct ChargeSize {
     pub output_tokens: u32,
     /// When the prompt will be done, for a request whose first token can't be seen (it does not stream).
     pub prefill_ends: Option<Moment>,
+    /// What it weighs as first.
+    pub begins: Begins,
+}
+
+/// What a request weighs as when it is charged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Begins {
+    /// Its prompt is to be computed: the output tokens count once it is done.
+    #[default]
+    Prefilling,
+    /// Its prompt is computed elsewhere: the output tokens count at once.
+    Decoding,
+}
+
+impl ChargeSize {
+    /// What is put on an endpoint's packed charge at first.
+    const fn packed(self) -> PackedCharge {
+        match self.begins {
+            Begins::Prefilling => PackedCharge::new(1, self.prefill_tokens as u64),
+            Begins::Decoding => PackedCharge::new(1, 0),
+        }
+    }
 }
 
 /// One request's charge. Its phase moves forward only, each step by one thread.
@@ -142,11 +164,15 @@ impl Charges {
 
     /// Charges `size` in the same step that finds the charge to be `seen` still; false if it is not.
     fn try_charge(&self, seen: PackedCharge, size: ChargeSize) -> bool {
-        let charged = seen.0 + PackedCharge::new(1, u64::from(size.prefill_tokens)).0;
+        let charged = seen.0 + size.packed().0;
         self.packed.compare_exchange(seen.0, charged, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     fn keep(&self, size: ChargeSize) -> Arc<Charge> {
+        if size.begins == Begins::Decoding {
+            self.decode_tokens.fetch_add(u64::from(size.output_tokens), Ordering::AcqRel);
+            return Arc::new(Charge { phase: AtomicU8::new(DECODING), size });
+        }
         if self.packed.load(Ordering::Relaxed) & PREFILL_MASK == u64::from(size.prefill_tokens) {
             self.begun.fetch_add(1, Ordering::Relaxed);
         }
@@ -223,7 +249,7 @@ impl Reservation {
 
     /// Charges `size` to `endpoint` whatever else happens there: for a choice that does not read the load.
     pub fn new(endpoint: &Arc<Endpoint>, size: ChargeSize) -> Self {
-        let whole = PackedCharge::new(1, u64::from(size.prefill_tokens)).0;
+        let whole = size.packed().0;
         endpoint.charges().packed.fetch_add(whole, Ordering::AcqRel);
         Self::charged(endpoint, size)
     }

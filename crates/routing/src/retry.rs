@@ -146,6 +146,8 @@ impl LegFailure {
 pub struct RetryPlan {
     tries_max: u32,
     tried: SmallVec<[EndpointId; 3]>,
+    /// Those of them that failed a prefill for others: they don't count as tries.
+    prefills_failed: u32,
     budget: Arc<RetryBudget>,
 }
 
@@ -166,7 +168,7 @@ impl RetryPlan {
 
     /// A plan of at most `tries_max` tries (1 to [`TRIES_MAX`]) on the common budget.
     pub fn new(tries_max: u32, budget: Arc<RetryBudget>) -> Self {
-        Self { tries_max: tries_max.clamp(1, TRIES_MAX), tried: SmallVec::new(), budget }
+        Self { tries_max: tries_max.clamp(1, TRIES_MAX), tried: SmallVec::new(), prefills_failed: 0, budget }
     }
 
     /// Where it has been, the latest last: never to be chosen again for this request.
@@ -183,6 +185,36 @@ impl RetryPlan {
         self.tried.push(endpoint);
     }
 
+    /// Whether to go on after the prefill leg of a split request failed at `endpoint`. It may always, for who chooses
+    /// ends with splitting after a few, and the tries of whole requests are for their own failures.
+    pub(crate) fn next_after_prefill(
+        &mut self,
+        failure: &LegFailure,
+        endpoint: EndpointId,
+        in_flight: u32,
+        now: Moment,
+    ) -> Result<Source, NoRetry> {
+        self.tried.push(endpoint);
+        self.prefills_failed += 1;
+        let may_retry = failure.may_retry();
+        if may_retry == MayRetry::Never {
+            return Err(NoRetry::NotRetryable);
+        }
+        self.budget.failed(endpoint, in_flight, now);
+        if self.prefills_failed >= TRIES_MAX {
+            return Err(NoRetry::TriesUsed);
+        }
+        match self.budget.draw(may_retry, endpoint, now) {
+            Draw::Granted(source) => Ok(source),
+            Draw::Refused => Err(NoRetry::BudgetUsed),
+        }
+    }
+
+    /// Tries so far, prefills for others not counted.
+    fn tries(&self) -> usize {
+        self.tried.len().saturating_sub(self.prefills_failed as usize)
+    }
+
     /// Whether to try elsewhere after `failure` at `endpoint`, where `in_flight` requests of this replica
     /// ran when it failed. Draws on the budget if so.
     pub(crate) fn next(
@@ -197,10 +229,10 @@ impl RetryPlan {
             return Err(NoRetry::NotRetryable);
         }
         self.budget.failed(endpoint, in_flight, now);
-        if may_retry == MayRetry::EndpointFailed && self.tried.len() >= TRIES_OF_FAILED_MAX {
+        if may_retry == MayRetry::EndpointFailed && self.tries() >= TRIES_OF_FAILED_MAX {
             return Err(NoRetry::NotRetryable);
         }
-        if self.tried.len() >= self.tries_max as usize {
+        if self.tries() >= self.tries_max as usize {
             return Err(NoRetry::TriesUsed);
         }
         match self.budget.draw(may_retry, endpoint, now) {

@@ -11,7 +11,7 @@ use thiserror::Error;
 use crate::affinity::AffinityName;
 use crate::endpoint::BreakerConfig;
 use crate::endpoint_filter::{FilterName, FilterTables};
-use crate::policy::{PolicyName, PolicyTables};
+use crate::policy::{PolicyName, PolicyTables, SplitMode};
 use crate::rates::Speed;
 use crate::request::{ShapeRules, TARGET_MS_MAX};
 
@@ -84,8 +84,15 @@ pub(crate) use names;
 /// Everything that can be set of one replica's core.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// How to choose. Default `cost`.
+    /// How to choose. Default `cost`, which is `pd-cost` where endpoints have roles.
     pub policy: PolicyName,
+    /// Where endpoints have roles: how to choose the one that prefills, if not as `policy` says. Not a policy
+    /// that chooses both.
+    pub prefill_policy: Option<PolicyName>,
+    /// Where endpoints have roles: how to choose the one that decodes or serves whole, likewise.
+    pub decode_policy: Option<PolicyName>,
+    /// Where endpoints have roles: when to split. Default auto.
+    pub split: SplitMode,
     /// An affinity to put before the policy's pick in the place of its own. Default: the policy's own.
     pub affinity: Option<AffinityName>,
     /// The endpoint filters, in the order in which they run. Default: none.
@@ -152,6 +159,9 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             policy: PolicyName::Cost,
+            prefill_policy: None,
+            decode_policy: None,
+            split: SplitMode::Auto,
             affinity: None,
             filters: Vec::new(),
             policy_tables: PolicyTables::default(),
@@ -178,10 +188,12 @@ impl Settings {
     /// a change of policy that changes the size begins with a cold index.
     pub fn rules(&self) -> ShapeRules {
         let mut rules = self.rules.clone();
-        if let Some(chunk_chars) = self.policy_tables.chunk_chars(self.policy) {
+        let policies = || [Some(self.policy), self.prefill_policy, self.decode_policy].into_iter().flatten();
+        if let Some(chunk_chars) = policies().find_map(|policy| self.policy_tables.chunk_chars(policy)) {
             rules.block_bytes = chunk_chars;
         }
-        let ring = self.policy == PolicyName::PrefixRing || self.affinity == Some(AffinityName::PrefixRing);
+        let ring = policies().any(|policy| policy == PolicyName::PrefixRing)
+            || self.affinity == Some(AffinityName::PrefixRing);
         rules.beginning = ring.then(|| self.policy_tables.prefix_ring.beginning());
         rules
     }
@@ -211,6 +223,14 @@ impl Settings {
         range("limits.index_bytes_max", self.index_bytes_max as f64, INDEX_BYTES_MIN as f64, 1e12);
         range("limits.session_table_max", self.session_table_max as f64, 1.0, 1e8);
         range("limits.ledger_queue_max", self.ledger_queue_max as f64, 1.0, 1e7);
+        for (key, policy) in [("prefill_policy", self.prefill_policy), ("decode_policy", self.decode_policy)]
+        {
+            if let Some(policy) = policy.filter(|policy| policy.is_joint()) {
+                let apart = PolicyName::ALL.iter().filter(|policy| !policy.is_joint());
+                let allowed: Vec<&str> = apart.map(|policy| policy.as_str()).collect();
+                faults.push(Fault::new(key, policy, allowed.join(", ")));
+            }
+        }
         for (at, filter) in self.filters.iter().enumerate() {
             if self.filters[..at].contains(filter) {
                 faults.push(Fault::new("endpoint_filters", filter, "each filter at most once"));

@@ -4,25 +4,39 @@ use std::sync::Arc;
 
 use crate::EndpointId;
 use crate::endpoint::{Endpoint, Role, Served, Serves, Usable};
+use crate::pd::Pools;
 
 /// The endpoints at one time, in the order of their ids, so that every replica enumerates alike.
 #[derive(Debug, Default)]
 pub struct View {
     /// The endpoints, by id.
     pub endpoints: Vec<Arc<Endpoint>>,
+    /// Which of them can hand over to which; `None` where none has a role of its own.
+    pub(crate) pools: Option<Pools>,
 }
 
 impl View {
     /// A view of `endpoints`.
     pub(crate) fn new(mut endpoints: Vec<Arc<Endpoint>>) -> Self {
         endpoints.sort_unstable_by_key(|endpoint| endpoint.id);
-        Self { endpoints }
+        let divided = endpoints.iter().any(|endpoint| endpoint.spec.role != Role::Both);
+        let pools = divided.then(|| Pools::of(&endpoints));
+        Self { endpoints, pools }
     }
 
     /// The endpoint with this id.
     pub fn get(&self, id: EndpointId) -> Option<&Arc<Endpoint>> {
-        let at = self.endpoints.binary_search_by_key(&id, |endpoint| endpoint.id).ok()?;
-        self.endpoints.get(at)
+        self.endpoints.get(self.position(id)?)
+    }
+
+    /// Where in the list it is.
+    pub(crate) fn position(&self, id: EndpointId) -> Option<usize> {
+        self.endpoints.binary_search_by_key(&id, |endpoint| endpoint.id).ok()
+    }
+
+    /// Whether some endpoint has a role of its own, so that requests may be split.
+    pub fn has_roles(&self) -> bool {
+        self.pools.is_some()
     }
 
     /// Whether some endpoint in use can serve a whole request.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use routing::endpoint::{Endpoint, EndpointSpec};
 use routing::facts::{LoadPush, LoadRow, Pulse};
-use routing::reserve::ChargeSize;
+use routing::reserve::{Begins, ChargeSize};
 use routing::settings::Settings;
 use routing::{EndpointId, Moment, ReplicaId, Reservation, Router};
 
@@ -32,6 +32,8 @@ fn endpoint(router: &Router) -> Arc<Endpoint> {
 enum Step {
     /// It is charged; a prompt of a reply in one piece ends at a predicted time.
     Charge { prefill_tokens: u32, output_tokens: u32, prefill_ms: Option<u64> },
+    /// Its decode leg is.
+    ChargeDecode { output_tokens: u32 },
     /// The first token of the request with this number (modulo those held) is there.
     FirstToken(usize),
     /// It is over.
@@ -50,6 +52,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     );
     let step = prop_oneof![
         3 => charge,
+        2 => (0..5_000_u32).prop_map(|output_tokens| Step::ChargeDecode { output_tokens }),
         2 => (0..100_usize).prop_map(Step::FirstToken),
         3 => (0..100_usize).prop_map(Step::Drop),
         1 => (1..500_u64).prop_map(Step::Wait),
@@ -69,10 +72,14 @@ proptest! {
             match step {
                 Step::Charge { prefill_tokens, output_tokens, prefill_ms } => {
                     let prefill_ends = prefill_ms.map(|ms| at(now_ms).plus(Duration::from_millis(ms)));
-                    let size = ChargeSize { prefill_tokens, output_tokens, prefill_ends };
+                    let size = ChargeSize { prefill_tokens, output_tokens, prefill_ends, ..ChargeSize::default() };
                     let seen = endpoint.load(at(now_ms)).own;
                     let charged = Reservation::try_new(&endpoint, seen, size);
                     held.push((charged.expect("nobody came between"), size, false));
+                }
+                Step::ChargeDecode { output_tokens } => {
+                    let size = ChargeSize { output_tokens, begins: Begins::Decoding, ..ChargeSize::default() };
+                    held.push((Reservation::new(&endpoint, size), size, true));
                 }
                 Step::FirstToken(which) if !held.is_empty() => {
                     let which = which % held.len();
@@ -149,7 +156,7 @@ fn of_many_threads_that_want_the_only_free_place_one_gets_it() {
                     if seen.running() > 0 {
                         continue;
                     }
-                    let size = ChargeSize { prefill_tokens: 7, output_tokens: 3, prefill_ends: None };
+                    let size = ChargeSize { prefill_tokens: 7, output_tokens: 3, ..ChargeSize::default() };
                     if let Some(held) = Reservation::try_new(&endpoint, seen, size) {
                         most.fetch_max(holders.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                         taken.fetch_add(1, Ordering::SeqCst);

@@ -211,6 +211,8 @@ impl Shared {
             }
             Effect::Report { endpoint, signal } => port.report(endpoint, signal),
             Effect::RetryElsewhere { after } => self.give_order(Order::RetryElsewhere { after }),
+            // Only split requests have these, and the drivers send requests whole.
+            Effect::DecodeElsewhere { .. } | Effect::ReleaseStaged { .. } => {}
             Effect::GiveUp(what) => self.give_order(Order::GiveUp(what)),
             Effect::EndWithErrorEvent(cause) => self.give_order(Order::EndWithErrorEvent(cause)),
             Effect::CutReply(cause) => self.give_order(Order::CutReply(cause)),

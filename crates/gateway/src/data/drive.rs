@@ -154,7 +154,7 @@ impl Driver {
 
     /// Sends the request to the chosen endpoint and makes a response of what comes.
     async fn serve(mut self, chosen: Chosen) -> Result<HttpResponse, (Self, Unserved)> {
-        let Chosen { decision, endpoint, reservation, footing } = chosen;
+        let Chosen { decision, endpoint, reservation, footing, .. } = chosen;
         self.handle.dispatched(&endpoint, reservation, footing);
         let begun = {
             let mut attempt = pin!(attempt(

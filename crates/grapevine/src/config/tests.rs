@@ -204,6 +204,7 @@ fn without_a_word_each_part_gets_the_defaults_that_it_documents() {
         idle: config.idle_timeout,
         total: config.total_timeout,
         total_whole: config.total_timeout_whole,
+        ..Limits::default()
     };
     assert_eq!(limits, Limits::default());
     assert_eq!(config.tries_max, LifecycleSettings::default().tries_max);

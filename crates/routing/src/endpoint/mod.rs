@@ -18,7 +18,7 @@ pub use breaker::{Breaker, BreakerConfig, ProbeStart, Signal, StandingChange};
 pub use observed::{Glance, OBSERVED_FRESH, OBSERVED_STALE, Observed, freshness};
 pub use placed::PLACED_HALF_LIFE;
 pub(crate) use retention::Retention;
-pub use spec::{EndpointSpec, Role, SpecError};
+pub use spec::{CONNECTOR_DEFAULT, EndpointSpec, Role, SpecError};
 pub use standing::{Cause, Drained, Standing, Usable};
 
 use crate::facts::{LoadRow, ObservedRow};

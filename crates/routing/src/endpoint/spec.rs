@@ -10,6 +10,9 @@ use crate::EndpointId;
 /// The most data-parallel ranks that one `dp=` may name.
 const DP_RANKS_MAX: u16 = 1_024;
 
+/// The connector of endpoints that name none: what the engines named most often use.
+pub const CONNECTOR_DEFAULT: &str = "vllm-nixl";
+
 /// Which phases of a request an endpoint serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -55,7 +58,7 @@ pub struct EndpointSpec {
     pub group: Option<String>,
     /// Where it stands.
     pub zone: Option<String>,
-    /// How its KV is handed over.
+    /// How its KV is handed over, if that is said.
     pub connector: Option<String>,
     /// The bootstrap address of an SGLang prefill server.
     pub bootstrap: Option<String>,
@@ -138,6 +141,17 @@ impl EndpointSpec {
     /// Its id, the same on every replica.
     pub fn id(&self) -> EndpointId {
         EndpointId::of(&self.url, self.rank)
+    }
+
+    /// How its KV is handed over: as configured, else [`CONNECTOR_DEFAULT`].
+    pub fn connector(&self) -> &str {
+        self.connector.as_deref().unwrap_or(CONNECTOR_DEFAULT)
+    }
+
+    /// Whether the KV that it makes can go to `decode`: by the same connector, and within its group if it
+    /// has one.
+    pub fn hands_over_to(&self, decode: &Self) -> bool {
+        self.connector() == decode.connector() && (self.group.is_none() || self.group == decode.group)
     }
 
     /// The URL with `#rank` where there is one: how people tell endpoints apart.

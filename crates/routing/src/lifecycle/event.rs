@@ -19,6 +19,36 @@ pub enum Event {
         /// Where.
         endpoint: EndpointId,
     },
+    /// The request was split: its prefill leg was sent, and its decode leg with it or will be. The driver holds
+    /// a charge at each, from here to its [`Effect::Release`].
+    Split {
+        /// Who computes the prompt.
+        prefill: EndpointId,
+        /// Who is to decode.
+        decode: EndpointId,
+        /// Which leg goes when.
+        order: LegOrder,
+    },
+    /// The prefill leg is done, and what the decode leg needs of it is there.
+    HandedOff,
+    /// The prefill leg was answered with a status that is not tried elsewhere: the client gets that answer.
+    PrefillAnswered {
+        /// The status.
+        status: u16,
+    },
+    /// The prefill leg failed.
+    PrefillFailed {
+        /// How.
+        failure: LegFailure,
+        /// How many requests of this replica ran at the endpoint, this one included.
+        in_flight: u32,
+    },
+    /// The decode leg was sent after its handoff: to the endpoint of the pair, or to another one, whose charge
+    /// the driver holds from here to [`Effect::Release`].
+    DecodeDispatched {
+        /// Where.
+        endpoint: EndpointId,
+    },
     /// No endpoint can be chosen (the first time: the router's refusal says why; later: all were tried).
     Refused,
     /// The reply's head is there, and its status is not one that is tried elsewhere
@@ -33,7 +63,7 @@ pub enum Event {
     Progress,
     /// The reply is there to its last byte, and complete.
     Ended,
-    /// The leg failed.
+    /// The leg failed; of a split request the decode leg.
     LegFailed {
         /// How.
         failure: LegFailure,
@@ -54,8 +84,26 @@ pub enum Event {
     Tick,
 }
 
-/// What is to be done. Every [`Event::Dispatched`] is answered by exactly one [`Effect::Release`], every
-/// lifecycle by exactly one [`Effect::Done`], which is the last.
+/// Which leg of a split request goes when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LegOrder {
+    /// The decode leg goes after the handoff, with what the prefill leg's reply says.
+    PrefillFirst,
+    /// Both go at once and find each other.
+    Together,
+}
+
+/// Whether the decode leg of a split request was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DecodeLeg {
+    /// Not yet.
+    Waiting,
+    /// It was.
+    Out,
+}
+
+/// What is to be done. Every charge is answered by exactly one [`Effect::Release`], every lifecycle by exactly one
+/// [`Effect::Done`], which is the last.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     /// Close the leg to this endpoint.
@@ -92,6 +140,24 @@ pub enum Effect {
         /// What failed.
         after: LegFailure,
     },
+    /// Choose another endpoint for the decode leg and dispatch it there, with what the prefill leg's reply says.
+    /// [`Event::Refused`] if there is none.
+    DecodeElsewhere {
+        /// What failed.
+        after: LegFailure,
+    },
+    /// What the prefill endpoint holds for the decode leg is wanted by nobody: have it let go, in the
+    /// connector's way. A prefill leg that is still out is to be read to its end for that, for none can be told
+    /// from one that has just staged its KV, and what is staged can only be released by what its reply says. The
+    /// charge there may go with it: the release that follows is for the request, not for the engine's work.
+    ReleaseStaged {
+        /// Who holds it.
+        prefill: EndpointId,
+        /// For whom.
+        decode: EndpointId,
+        /// Whether the decode leg was sent: an engine that has got it lets go when it is closed.
+        leg: DecodeLeg,
+    },
     /// Answer the client, who has no byte yet.
     GiveUp(GiveUp),
     /// End the client's stream with an error event, and never with `[DONE]`.
@@ -123,6 +189,10 @@ pub enum AbortCause {
 /// A limit on a request's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Limit {
+    /// For the prefill leg of a split request.
+    Prefill,
+    /// From the handoff to the decode leg's first byte.
+    Handoff,
     /// Until the first byte, over all tries.
     FirstByte,
     /// Between two parts of a stream.
@@ -135,6 +205,8 @@ impl Limit {
     /// The name in logs and labels.
     pub const fn as_str(self) -> &'static str {
         match self {
+            Self::Prefill => "prefill",
+            Self::Handoff => "handoff",
             Self::FirstByte => "first-byte",
             Self::Idle => "idle",
             Self::Total => "total",
@@ -185,6 +257,8 @@ impl EndCause {
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Failure(failure) => failure.as_str(),
+            Self::Limit(Limit::Prefill) => "prefill-timeout",
+            Self::Limit(Limit::Handoff) => "handoff-timeout",
             Self::Limit(Limit::FirstByte) => "first-byte-timeout",
             Self::Limit(Limit::Idle) => "idle-timeout",
             Self::Limit(Limit::Total) => "total-timeout",

@@ -2,10 +2,14 @@
 //! passed or a client that leaves means in each phase.
 //!
 //! ```text
-//! admitted -> queued -> prefilling -> decoding -> finished
-//!                 ^         |            |
-//!                 +- retrying            +-> failed (error event)     any -> cancelled
+//! admitted -> queued -> prefilling (-> handed-off) -> decoding -> finished
+//!                 ^         |              |              |
+//!                 +- retrying -------------+              +-> failed (error event)     any -> cancelled
 //! ```
+//!
+//! A split request has two legs, of which each fails by itself: a failed prefill leg is tried with another prefill
+//! endpoint or whole, a failed decode leg with another decode endpoint and the same prefill. What a prefill leg may
+//! have staged is either taken by a decode leg that brings a byte, or there is an [`Effect::ReleaseStaged`] for it.
 //!
 //! Before the first byte a failed leg is tried elsewhere; after it the reply is ended so that nobody takes it
 //! for complete. The machine performs nothing: it answers each [`Event`] with [`Effect`]s, gives each
@@ -13,19 +17,22 @@
 
 mod event;
 mod outcome;
+mod split;
 
 use std::time::Duration;
 
 use smallvec::{SmallVec, smallvec};
 
-pub use event::{AbortCause, Effect, Effects, EndCause, Event, GiveUp, Limit};
+pub use event::{AbortCause, DecodeLeg, Effect, Effects, EndCause, Event, GiveUp, LegOrder, Limit};
 pub use outcome::{FailedTry, Outcome, Verdict};
 
 use crate::endpoint::{Cause, Signal};
 use crate::retry::{LegFailure, LegFault, NoRetry, RetryPlan, WhoseFault};
 use crate::{EndpointId, Moment};
 
-/// Where a request stands. `HandedOff` and `Resuming` are reached by split and resumed requests only.
+use split::{Handed, Parted};
+
+/// Where a request stands. `HandedOff` is reached by split requests only, `Resuming` by resumed ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
     /// Read, and not yet placed.
@@ -90,6 +97,12 @@ pub struct Limits {
     /// From arrival to the first byte of a stream, over all tries. 60 s: the longest prompts behind a full
     /// queue; beyond it people have left.
     pub first_byte: Duration,
+    /// For the prefill leg of a split request. 20 s: a third of what the first byte may take, so that another prefill
+    /// and then serving it whole are still in time.
+    pub prefill: Duration,
+    /// From the handoff to the first byte of a stream. 20 s, likewise; a real engine needs 10 to say that the one it
+    /// is to fetch from is gone.
+    pub handoff: Duration,
     /// Between two parts of a stream. 60 s: far above any decode step, about most clients' patience.
     pub idle: Duration,
     /// For a stream from arrival to end. 1 h: it only ends what would run for ever.
@@ -103,6 +116,8 @@ impl Default for Limits {
         Self {
             connect: Duration::from_secs(2),
             first_byte: Duration::from_secs(60),
+            prefill: Duration::from_secs(20),
+            handoff: Duration::from_secs(20),
             idle: Duration::from_secs(60),
             total: Duration::from_secs(3_600),
             total_whole: Duration::from_secs(600),
@@ -119,9 +134,11 @@ pub struct Lifecycle {
     started: Moment,
     state: State,
     failed: SmallVec<[FailedTry; 2]>,
+    /// The decode endpoint of the last pair, whose charge came with [`Event::Split`].
+    paired: Option<EndpointId>,
 }
 
-/// A try at one endpoint. Today each carries the whole request; the legs of a split one will say their part.
+/// The leg whose reply the client gets: all of the request, or the decode of a split one.
 #[derive(Clone, Copy, Debug)]
 struct Leg {
     endpoint: EndpointId,
@@ -133,9 +150,25 @@ struct Leg {
 enum State {
     Admitted,
     Queued,
-    Prefilling { leg: Leg },
-    Decoding { leg: Leg, first_byte: Moment, last_byte: Moment },
-    Retrying { after: LegFailure },
+    Prefilling {
+        leg: Leg,
+    },
+    /// The prefill leg of a split request is out.
+    Parted(Parted),
+    /// It is done, and the decode leg has brought nothing yet.
+    HandedOff(Handed),
+    /// `handed` if another endpoint computed the prompt.
+    Decoding {
+        leg: Leg,
+        handed: Option<Handed>,
+        first_byte: Moment,
+        last_byte: Moment,
+    },
+    /// `staged` if a prompt is computed and waits for another decode endpoint.
+    Retrying {
+        after: LegFailure,
+        staged: Option<Handed>,
+    },
     Over(Phase),
 }
 
@@ -143,7 +176,15 @@ impl Lifecycle {
     /// A request that arrived just now.
     pub fn new(limits: Limits, delivery: Delivery, plan: RetryPlan, now: Moment) -> Self {
         plan.budget().request(now);
-        Self { limits, delivery, plan, started: now, state: State::Admitted, failed: SmallVec::new() }
+        Self {
+            limits,
+            delivery,
+            plan,
+            started: now,
+            state: State::Admitted,
+            failed: SmallVec::new(),
+            paired: None,
+        }
     }
 
     /// Where it stands.
@@ -151,7 +192,8 @@ impl Lifecycle {
         match self.state {
             State::Admitted => Phase::Admitted,
             State::Queued => Phase::Queued,
-            State::Prefilling { .. } => Phase::Prefilling,
+            State::Prefilling { .. } | State::Parted(_) => Phase::Prefilling,
+            State::HandedOff(_) => Phase::HandedOff,
             State::Decoding { .. } => Phase::Decoding,
             State::Retrying { .. } => Phase::Retrying,
             State::Over(phase) => phase,
@@ -163,10 +205,23 @@ impl Lifecycle {
         self.started
     }
 
-    /// The endpoint it is at.
+    /// The endpoint it is at: of a split request the one whose leg it waits for.
     pub const fn endpoint(&self) -> Option<EndpointId> {
         match self.state {
             State::Prefilling { leg } | State::Decoding { leg, .. } => Some(leg.endpoint),
+            State::Parted(parted) => Some(parted.prefill),
+            State::HandedOff(handed) => Some(handed.parted.decode),
+            _ => None,
+        }
+    }
+
+    /// The endpoint that computes its prompt, or has, for another.
+    pub const fn prefill_endpoint(&self) -> Option<EndpointId> {
+        match self.state {
+            State::Parted(parted) => Some(parted.prefill),
+            State::HandedOff(handed)
+            | State::Decoding { handed: Some(handed), .. }
+            | State::Retrying { staged: Some(handed), .. } => Some(handed.parted.prefill),
             _ => None,
         }
     }
@@ -182,13 +237,27 @@ impl Lifecycle {
             Delivery::Stream => self.started.plus(self.limits.total),
             Delivery::Whole => self.started.plus(self.limits.total_whole),
         };
+        let first_byte = self.started.plus(self.limits.first_byte);
         let sooner = match (self.delivery, self.state) {
             (_, State::Over(_)) => return None,
+            (delivery, State::Parted(parted)) => {
+                let prefill = parted.sent.plus(self.limits.prefill);
+                let none_sooner = delivery == Delivery::Whole || prefill < first_byte;
+                Some(if none_sooner { (prefill, Limit::Prefill) } else { (first_byte, Limit::FirstByte) })
+            }
             (Delivery::Whole, _) => None,
+            (Delivery::Stream, State::HandedOff(handed)) if handed.parted.decode_leg == DecodeLeg::Out => {
+                let handoff = handed.sent.plus(self.limits.handoff);
+                Some(if handoff < first_byte {
+                    (handoff, Limit::Handoff)
+                } else {
+                    (first_byte, Limit::FirstByte)
+                })
+            }
             (Delivery::Stream, State::Decoding { last_byte, .. }) => {
                 Some((last_byte.plus(self.limits.idle), Limit::Idle))
             }
-            (Delivery::Stream, _) => Some((self.started.plus(self.limits.first_byte), Limit::FirstByte)),
+            (Delivery::Stream, _) => Some((first_byte, Limit::FirstByte)),
         };
         Some(sooner.filter(|(at, _)| *at < total).unwrap_or((total, Limit::Total)))
     }
@@ -204,10 +273,19 @@ impl Lifecycle {
                 Effects::new()
             }
             Event::Dispatched { endpoint } => self.dispatched(endpoint, now),
+            Event::Split { prefill, decode, order } => self.split(prefill, decode, order, now),
+            Event::HandedOff => self.handed_off(now),
+            Event::PrefillAnswered { status } => self.prefill_answered(status, now),
+            Event::PrefillFailed { failure, in_flight } => self.prefill_failed(failure, in_flight, now),
+            Event::DecodeDispatched { endpoint } => self.decode_dispatched(endpoint, now),
             Event::Refused => self.refused(now),
             Event::HeadArrived { status } => {
-                if let State::Prefilling { leg } = &mut self.state {
-                    leg.status = Some(status);
+                match &mut self.state {
+                    State::Prefilling { leg } => leg.status = Some(status),
+                    State::Parted(parted) | State::HandedOff(Handed { parted, .. }) => {
+                        parted.status = Some(status);
+                    }
+                    _ => {}
                 }
                 Effects::new()
             }
@@ -231,7 +309,7 @@ impl Lifecycle {
     }
 
     fn dispatched(&mut self, endpoint: EndpointId, now: Moment) -> Effects {
-        let waiting = matches!(self.state, State::Admitted | State::Queued | State::Retrying { .. });
+        let waiting = self.is_waiting();
         if !waiting || self.plan.tried().contains(&endpoint) {
             let cause = AbortCause::NotWanted;
             let mut effects =
@@ -246,23 +324,52 @@ impl Lifecycle {
         Effects::new()
     }
 
+    /// Whether it is to be sent somewhere.
+    const fn is_waiting(&self) -> bool {
+        matches!(self.state, State::Admitted | State::Queued | State::Retrying { staged: None, .. })
+    }
+
     fn refused(&mut self, now: Moment) -> Effects {
         match self.state {
             State::Admitted | State::Queued => self.give_up(GiveUp::Refusal, now),
-            State::Retrying { after } => self.give_up(give_up_after(after), now),
+            State::Retrying { after, staged: None } => self.give_up(give_up_after(after), now),
+            State::Retrying { after, staged: Some(staged) } => {
+                // Nobody takes over what is computed: it may still be served whole.
+                self.state = State::Retrying { after, staged: None };
+                smallvec![staged.parted.release_staged(), Effect::RetryElsewhere { after }]
+            }
             _ => Effects::new(),
         }
     }
 
     fn first_byte(&mut self, now: Moment) -> Effects {
-        let State::Prefilling { leg } = self.state else { return Effects::new() };
-        self.state = State::Decoding { leg, first_byte: now, last_byte: now };
-        smallvec![Effect::FirstToken { endpoint: leg.endpoint }]
+        let (leg, handed, mut effects) = match self.state {
+            State::Prefilling { leg } => (leg, None, Effects::new()),
+            State::HandedOff(handed) => (handed.leg(), Some(handed), Effects::new()),
+            State::Parted(parted) if parted.decode_leg == DecodeLeg::Out => {
+                // An answer that comes before the prefill leg's end says that the prompt is computed.
+                let effects = self.handed_off(now);
+                let handed = Handed { parted, at: now, sent: parted.sent };
+                (handed.leg(), Some(handed), effects)
+            }
+            _ => return Effects::new(),
+        };
+        self.state = State::Decoding { leg, handed, first_byte: now, last_byte: now };
+        effects.push(Effect::FirstToken { endpoint: leg.endpoint });
+        effects
     }
 
     fn ended(&mut self, now: Moment) -> Effects {
         match self.state {
             State::Decoding { leg, .. } => self.finished(leg, leg.status.unwrap_or(200), now),
+            State::HandedOff(handed) => match handed.parted.status {
+                Some(status) if self.delivery == Delivery::Whole || status >= 300 => {
+                    let mut effects: Effects = smallvec![handed.parted.release_staged()];
+                    effects.extend(self.finished(handed.leg(), status, now));
+                    effects
+                }
+                _ => self.decode_failed(handed.parted, LegFailure::new(LegFault::Truncated), 1, now),
+            },
             State::Prefilling { leg } => match leg.status {
                 // A reply without a body. A stream that was promised and brought nothing is not one.
                 Some(status) if self.delivery == Delivery::Whole || status >= 300 => {
@@ -301,16 +408,14 @@ impl Lifecycle {
         let (leg, begun) = match self.state {
             State::Prefilling { leg } => (leg, false),
             State::Decoding { leg, .. } => (leg, true),
+            State::HandedOff(Handed { parted, .. }) | State::Parted(parted) => {
+                return self.decode_failed(parted, failure, in_flight, now);
+            }
             _ => return Effects::new(),
         };
         let endpoint = leg.endpoint;
         let mut effects: Effects = smallvec![Effect::Release { endpoint }];
-        if let WhoseFault::Endpoint(cause) = failure.whose_fault() {
-            effects.push(Effect::Report { endpoint, signal: Signal::Failure(cause) });
-        }
-        if let Some(pause) = failure.retry_after {
-            effects.push(Effect::Report { endpoint, signal: Signal::Pause(pause) });
-        }
+        effects.extend(blame(endpoint, &failure));
         if begun {
             self.failed.push(FailedTry { endpoint, failure, next: Err(NoRetry::NotRetryable) });
             effects.extend(self.break_off(EndCause::Failure(failure), now));
@@ -320,7 +425,7 @@ impl Lifecycle {
         let next = self.plan.next(&failure, endpoint, in_flight, now);
         self.failed.push(FailedTry { endpoint, failure, next });
         if next.is_ok() {
-            self.state = State::Retrying { after: failure };
+            self.state = State::Retrying { after: failure, staged: None };
             effects.push(Effect::RetryElsewhere { after: failure });
         } else {
             effects.extend(self.give_up(give_up_after(failure), now));
@@ -331,14 +436,24 @@ impl Lifecycle {
     fn endpoint_lost(&mut self, cause: Cause, now: Moment) -> Effects {
         // An engine that merely failed others may well be serving this one.
         let silent = matches!(cause, Cause::Refused | Cause::ConnectTimeout | Cause::Silent);
-        let State::Prefilling { leg } = self.state else { return Effects::new() };
-        if !silent || leg.status.is_some() {
+        let (endpoint, status) = match self.state {
+            State::Prefilling { leg } => (leg.endpoint, leg.status),
+            State::Parted(parted) => (parted.prefill, None),
+            State::HandedOff(Handed { parted, .. }) if parted.decode_leg == DecodeLeg::Out => {
+                (parted.decode, parted.status)
+            }
+            _ => return Effects::new(),
+        };
+        if !silent || status.is_some() {
             return Effects::new();
         }
         let cause_of_abort = AbortCause::EndpointLost(cause);
-        let mut effects: Effects =
-            smallvec![Effect::AbortUpstream { endpoint: leg.endpoint, cause: cause_of_abort }];
-        effects.extend(self.leg_failed(LegFailure::new(LegFault::EndpointLost(cause)), 1, now));
+        let mut effects: Effects = smallvec![Effect::AbortUpstream { endpoint, cause: cause_of_abort }];
+        let failure = LegFailure::new(LegFault::EndpointLost(cause));
+        effects.extend(match self.state {
+            State::Parted(_) => self.prefill_failed(failure, 1, now),
+            _ => self.leg_failed(failure, 1, now),
+        });
         effects
     }
 
@@ -352,8 +467,11 @@ impl Lifecycle {
         effects
     }
 
-    /// Ends it by a limit, or for want of a replica.
+    /// Ends it by a limit, or for want of a replica. A leg that is too slow is tried elsewhere.
     fn stopped(&mut self, limit: Option<Limit>, now: Moment) -> Effects {
+        if let Some(limit @ (Limit::Prefill | Limit::Handoff)) = limit {
+            return self.leg_is_silent(limit, now);
+        }
         let cause = limit.map_or(AbortCause::Shutdown, AbortCause::Limit);
         let mut effects = self.abort(cause);
         if let (Some(endpoint), Some(Limit::FirstByte | Limit::Idle)) = (self.endpoint(), limit) {
@@ -365,15 +483,26 @@ impl Lifecycle {
                 let cause = limit.map_or(EndCause::Shutdown, EndCause::Limit);
                 effects.extend(self.break_off(cause, now));
             }
-            State::Admitted | State::Queued | State::Prefilling { .. } | State::Retrying { .. } => {
+            State::Admitted
+            | State::Queued
+            | State::Prefilling { .. }
+            | State::Parted(_)
+            | State::HandedOff(_)
+            | State::Retrying { .. } => {
                 effects.extend(self.give_up(give_up_by(limit), now));
             }
         }
         effects
     }
 
-    /// Closes the leg that is out, if one is.
+    /// Closes the legs that are out.
     fn abort(&self, cause: AbortCause) -> Effects {
+        match self.state {
+            State::Parted(parted) => return parted.abandoned(cause),
+            State::HandedOff(handed) => return handed.abandoned(cause),
+            State::Retrying { staged: Some(staged), .. } => return smallvec![staged.parted.release_staged()],
+            _ => {}
+        }
         let Some(endpoint) = self.endpoint() else { return Effects::new() };
         let mut effects: Effects =
             smallvec![Effect::AbortUpstream { endpoint, cause }, Effect::Release { endpoint }];
@@ -397,18 +526,23 @@ impl Lifecycle {
     }
 
     fn done(&mut self, verdict: Verdict, now: Moment) -> Effect {
-        let (leg, first_byte) = match self.state {
-            State::Prefilling { leg } => (Some(leg), None),
-            State::Decoding { leg, first_byte, .. } => (Some(leg), Some(first_byte)),
-            _ => (None, None),
+        let (leg, handed, first_byte) = match self.state {
+            State::Prefilling { leg } => (Some(leg), None, None),
+            State::Parted(parted) => (Some(parted.leg()), None, None),
+            State::HandedOff(handed) => (Some(handed.leg()), Some(handed), None),
+            State::Decoding { leg, handed, first_byte, .. } => (Some(leg), handed, Some(first_byte)),
+            _ => (None, None, None),
         };
         let sent = leg.map_or(now, |leg| leg.sent);
+        let prefilled = handed.map(|handed| handed.at).or(first_byte);
         let outcome = Outcome {
             verdict,
             endpoint: leg.map(|leg| leg.endpoint).or_else(|| self.plan.tried().last().copied()),
+            prefill_endpoint: self.prefill_endpoint(),
             failed: std::mem::take(&mut self.failed),
             queued_ms: sent.millis_since(self.started),
-            prefill_ms: first_byte.map(|at| at.millis_since(sent)),
+            prefill_ms: prefilled.map(|at| at.millis_since(sent)),
+            handoff_ms: handed.zip(first_byte).map(|(handed, at)| at.millis_since(handed.at)),
             decode_ms: first_byte.map(|at| now.millis_since(at)),
             ttft_ms: first_byte.map(|at| at.millis_since(self.started)),
             total_ms: now.millis_since(self.started),
@@ -416,6 +550,18 @@ impl Lifecycle {
         self.state = State::Over(verdict.phase());
         Effect::Done(Box::new(outcome))
     }
+}
+
+/// What the breaker of a leg's endpoint is told of its failure.
+fn blame(endpoint: EndpointId, failure: &LegFailure) -> Effects {
+    let mut effects = Effects::new();
+    if let WhoseFault::Endpoint(cause) = failure.whose_fault() {
+        effects.push(Effect::Report { endpoint, signal: Signal::Failure(cause) });
+    }
+    if let Some(pause) = failure.retry_after {
+        effects.push(Effect::Report { endpoint, signal: Signal::Pause(pause) });
+    }
+    effects
 }
 
 /// What a client is told when `failure` was the last: the engine's own answer if it gave one.

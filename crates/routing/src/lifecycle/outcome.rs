@@ -55,12 +55,16 @@ pub struct Outcome {
     pub verdict: Verdict,
     /// The endpoint whose reply the client got (or would have got); `None` if it never was at one.
     pub endpoint: Option<EndpointId>,
+    /// The endpoint that computed the prompt for it, if it was split.
+    pub prefill_endpoint: Option<EndpointId>,
     /// The tries that failed, in order.
     pub failed: SmallVec<[FailedTry; 2]>,
     /// From arrival to the last dispatch (or to the end, if there was none), in ms: queueing and failed tries.
     pub queued_ms: f64,
-    /// From the last dispatch to its first byte, in ms; `None` without one.
+    /// From the last dispatch to its first byte, in ms, or to the handoff if it was split; `None` without one.
     pub prefill_ms: Option<f64>,
+    /// From the handoff to the first byte, in ms; `None` without one.
+    pub handoff_ms: Option<f64>,
     /// From the first byte to the last, in ms; `None` without one.
     pub decode_ms: Option<f64>,
     /// From arrival to the first byte, in ms; `None` without one.
@@ -70,8 +74,15 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// From the last dispatch to the end, in ms: what the endpoint itself took.
+    /// From the last dispatch to the end, in ms: what the endpoint itself took. Of a split request from the
+    /// handoff.
     pub fn leg_ms(&self) -> f64 {
-        (self.total_ms - self.queued_ms).max(0.0)
+        let before = if self.prefill_endpoint.is_some() { self.prefill_ms.unwrap_or(0.0) } else { 0.0 };
+        (self.total_ms - self.queued_ms - before).max(0.0)
+    }
+
+    /// From the last dispatch to the first byte, in ms, of a split request from the handoff; `None` without one.
+    pub const fn first_byte_of_leg_ms(&self) -> Option<f64> {
+        if self.prefill_endpoint.is_some() { self.handoff_ms } else { self.prefill_ms }
     }
 }

@@ -35,6 +35,10 @@ fn words(effect: &Effect) -> String {
         Effect::Withdraw { endpoint } => format!("withdraw {}", endpoint.raw()),
         Effect::Report { endpoint, signal } => format!("report {} {signal:?}", endpoint.raw()),
         Effect::RetryElsewhere { after } => format!("retry {}", after.as_str()),
+        Effect::DecodeElsewhere { after } => format!("decode-elsewhere {}", after.as_str()),
+        Effect::ReleaseStaged { prefill, decode, leg } => {
+            format!("release-staged {} for {} {leg:?}", prefill.raw(), decode.raw())
+        }
         Effect::GiveUp(what) => format!("give-up {what:?}"),
         Effect::EndWithErrorEvent(cause) => format!("error-event {}", cause.as_str()),
         Effect::CutReply(cause) => format!("cut {}", cause.as_str()),
@@ -295,6 +299,8 @@ fn a_replica_that_ends_says_so_in_the_way_that_is_left() {
     );
 }
 
+mod split;
+
 fn event() -> impl Strategy<Value = Event> {
     let faults = prop::sample::select(vec![
         LegFault::ConnectRefused,
@@ -365,6 +371,9 @@ proptest! {
                         ends += 1;
                         prop_assert_eq!(outcome.verdict.phase(), lifecycle.phase());
                         prop_assert!(outcome.failed.len() <= 3);
+                    }
+                    Effect::DecodeElsewhere { .. } | Effect::ReleaseStaged { .. } => {
+                        prop_assert!(false, "nothing was split");
                     }
                     Effect::AbortUpstream { .. } | Effect::Withdraw { .. } | Effect::Report { .. } => {}
                 }

@@ -4,8 +4,10 @@ use crate::request::{Beginning, BeginningHash};
 use crate::settings::{Fault, names};
 use serde::{Deserialize, Serialize};
 
+mod pd;
 mod plan;
 
+pub use pd::{PdCostSettings, PdLoadAwareSettings, PdQoeSettings, SplitMode};
 pub(crate) use plan::Plan;
 
 names! {
@@ -29,6 +31,12 @@ names! {
         LeastLoad = "least-load",
         /// The less loaded of two drawn by lot.
         PowerOfTwo = "power-of-two",
+        /// The fewest expected milliseconds over pairs and over not splitting. Without roles: `cost`.
+        PdCost = "pd-cost",
+        /// Prefill by match within the usual load, decode by the fewest in flight.
+        PdLoadAware = "pd-load-aware",
+        /// The pair with the best predicted quality of experience. Without roles: `cost`.
+        PdQoe = "pd-qoe",
     }
 }
 
@@ -36,7 +44,12 @@ impl PolicyName {
     /// Whether choices depend on where earlier prompts went.
     pub const fn follows_placements(self) -> bool {
         match self {
-            Self::Cost | Self::PrefixLongest | Self::CacheAware => true,
+            Self::Cost
+            | Self::PrefixLongest
+            | Self::CacheAware
+            | Self::PdCost
+            | Self::PdLoadAware
+            | Self::PdQoe => true,
             Self::PrefixRing
             | Self::Session
             | Self::RoundRobin
@@ -46,11 +59,26 @@ impl PolicyName {
         }
     }
 
+    /// Whether it chooses a prefill and a decode endpoint together, and so can't stand for one of them.
+    pub const fn is_joint(self) -> bool {
+        matches!(self, Self::PdCost | Self::PdLoadAware | Self::PdQoe)
+    }
+
     /// Whether replicas that see the same are to choose the same: not where lots or turns decide.
     pub const fn is_agreed(self) -> bool {
         match self {
-            Self::Cost | Self::PrefixLongest | Self::PrefixRing | Self::CacheAware => true,
-            Self::Session | Self::RoundRobin | Self::Random | Self::LeastLoad | Self::PowerOfTwo => false,
+            Self::Cost
+            | Self::PrefixLongest
+            | Self::PrefixRing
+            | Self::CacheAware
+            | Self::PdCost
+            | Self::PdQoe => true,
+            Self::Session
+            | Self::RoundRobin
+            | Self::Random
+            | Self::LeastLoad
+            | Self::PowerOfTwo
+            | Self::PdLoadAware => false,
         }
     }
 }
@@ -67,6 +95,12 @@ pub struct PolicyTables {
     pub prefix_ring: PrefixRingSettings,
     /// `[policy.cache-aware]`
     pub cache_aware: CacheAwareSettings,
+    /// `[policy.pd-cost]`
+    pub pd_cost: PdCostSettings,
+    /// `[policy.pd-load-aware]`
+    pub pd_load_aware: PdLoadAwareSettings,
+    /// `[policy.pd-qoe]`
+    pub pd_qoe: PdQoeSettings,
 }
 
 /// `[policy.cost]`
@@ -187,5 +221,8 @@ impl PolicyTables {
         range("policy.cache-aware.imbalance_abs", f64::from(self.cache_aware.imbalance_abs), 0.0, 1e6);
         range("policy.cache-aware.imbalance_ratio", self.cache_aware.imbalance_ratio, 1.0, 1e6);
         range("policy.cache-aware.match_ratio_min", self.cache_aware.match_ratio_min, 0.0, 1.0);
+        self.pd_cost.ranges(&mut range);
+        self.pd_load_aware.ranges(&mut range);
+        self.pd_qoe.ranges(&mut range);
     }
 }

@@ -3,13 +3,13 @@
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{CacheAwareSettings, CostSettings, PolicyName};
+use super::{CacheAwareSettings, PolicyName};
 use crate::affinity::{
     Affinity, AffinityName, NoAffinity, Pin, Preference, PrefixCost, PrefixLongest, PrefixRing,
     SessionAffinity,
 };
 use crate::candidates::Candidates;
-use crate::decision::Reason;
+use crate::decision::{Part, Reason};
 use crate::endpoint_filter::EndpointFilter;
 use crate::picker::{LoadTie, Picker, Turn};
 use crate::request::RequestShape;
@@ -23,7 +23,6 @@ use crate::{EndpointId, ReplicaId};
 /// A policy as it runs.
 pub(crate) struct Plan {
     pub(crate) name: PolicyName,
-    pub(crate) cost: CostSettings,
     filters: Vec<Box<dyn EndpointFilter>>,
     /// Beyond this difference of loads affinity is not asked.
     imbalance: Option<CacheAwareSettings>,
@@ -34,15 +33,16 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(settings: &Settings, own: &ReplicaId) -> Self {
+    /// The plan of `policy` for a part of each request.
+    pub(crate) fn new(policy: PolicyName, part: Part, settings: &Settings, own: &ReplicaId) -> Self {
         let tables = &settings.policy_tables;
         let tie_ms = tables.cost.tie_ms;
         // Replicas begin their turns at different places.
         let turn = || Turn::from(xxh3_64(own.as_str().as_bytes()) as usize >> 1);
         let by_load = || Picker::LeastLoad { tie: LoadTie::Rendezvous };
         use PolicyName as P;
-        let (affinity, picker, fallback) = match settings.policy {
-            P::Cost => (AffinityName::PrefixCost, Picker::LeastCost { tie_ms }, None),
+        let (affinity, picker, fallback) = match policy {
+            P::Cost | P::PdCost | P::PdQoe => (AffinityName::PrefixCost, Picker::LeastCost { tie_ms }, None),
             P::PrefixLongest => (AffinityName::PrefixLongest, by_load(), Some(Reason::NoMatchLeastLoad)),
             P::PrefixRing => (AffinityName::PrefixRing, by_load(), Some(Reason::NoMatchLeastLoad)),
             P::CacheAware => (AffinityName::PrefixLongest, by_load(), Some(Reason::NoMatchLeastLoad)),
@@ -55,8 +55,12 @@ impl Plan {
             P::Random => (AffinityName::None, Picker::Random, None),
             P::LeastLoad => (AffinityName::None, Picker::LeastLoad { tie: LoadTie::Turn(turn()) }, None),
             P::PowerOfTwo => (AffinityName::None, Picker::PowerOfTwo, None),
+            P::PdLoadAware if part == Part::Decode => {
+                (AffinityName::None, Picker::LeastLoad { tie: LoadTie::Lot }, None)
+            }
+            P::PdLoadAware => (AffinityName::None, Picker::WithinLoad(tables.pd_load_aware.clone()), None),
         };
-        let cache_aware = settings.policy == P::CacheAware;
+        let cache_aware = policy == P::CacheAware;
         let match_ratio_min = if cache_aware { tables.cache_aware.match_ratio_min } else { 0.0 };
         let affinity: Box<dyn Affinity> = match settings.affinity.unwrap_or(affinity) {
             AffinityName::None => Box::new(NoAffinity),
@@ -66,8 +70,7 @@ impl Plan {
             AffinityName::PrefixCost => Box::new(PrefixCost { tie_ms }),
         };
         Self {
-            name: settings.policy,
-            cost: tables.cost.clone(),
+            name: policy,
             filters: settings.filters.iter().map(|name| settings.filter_tables.build(*name)).collect(),
             imbalance: cache_aware.then(|| tables.cache_aware.clone()),
             affinity,
@@ -92,6 +95,21 @@ impl Plan {
             }
         }
         reverted
+    }
+
+    /// Picks one of the kept candidates at some positions (at least one), as if there were no others.
+    pub(crate) fn pick_among(
+        &self,
+        scene: &Scene<'_>,
+        positions: &[usize],
+        rng: &mut Rng,
+    ) -> (usize, Reason) {
+        if positions.len() == scene.candidates.kept_positions().count() {
+            return self.pick(scene, rng);
+        }
+        let (candidates, costs) = scene.candidates.at(positions, scene.costs);
+        let (at, reason) = self.pick(&Scene { candidates: &candidates, costs: &costs, ..*scene }, rng);
+        (positions[at], reason)
     }
 
     /// Picks one of the kept candidates, of which there is at least one.

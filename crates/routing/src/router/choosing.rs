@@ -5,21 +5,23 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Rng, Router};
+use super::{Active, Rng, Router};
 use crate::affinity::Pin;
 use crate::candidates::{Candidate, Candidates, Scope};
-use crate::cost::{Cost, weigh};
-use crate::decision::{CandidateCost, Chosen, Decision, Footing, Refusal};
+use crate::cost::{Cost, Costs, weigh};
+use crate::decision::{CandidateCost, Chosen, Decision, Footing, Part, PrefillLeg, Refusal};
 use crate::endpoint::{Endpoint, PLACED_QUANTUM};
 use crate::endpoint_filter::FilterName;
 use crate::facts::LedgerRecord;
 use crate::prefix::WarmDepths;
 use crate::request::RequestShape;
-use crate::reserve::{ChargeSize, PREFILL_PREDICTED_MAX, PackedCharge, Reservation};
+use crate::reserve::{Begins, ChargeSize, PREFILL_PREDICTED_MAX, PackedCharge, Reservation};
 use crate::scene::Scene;
 use crate::session::Began;
+use crate::view::View;
 use crate::{BlockHash, EndpointId, Moment};
 
 /// How often a choice is made again because another request was charged in between. Each time somebody
@@ -33,9 +35,9 @@ const RETOLD_AFTER_TOKENS: u64 = 2_048;
 
 /// What choosing fills anew for each request and keeps the memory of.
 #[derive(Default)]
-struct Scratch {
+pub(super) struct Scratch {
     warm: WarmDepths,
-    conversation: WarmDepths,
+    pub(super) conversation: WarmDepths,
 }
 
 thread_local! {
@@ -53,17 +55,36 @@ pub(super) struct Asked<'a> {
 
 /// What a decision came to, before anything is charged.
 pub(super) struct Decided {
-    decision: Decision,
+    pub(super) decision: Decision,
+    /// Where the request goes, or the decode leg of a split one.
+    pub(super) seat: Seat,
+    /// Where the prefill leg of a split one goes.
+    pub(super) prefill: Option<Seat>,
+}
+
+/// An endpoint that was decided on, and what is to be charged there.
+pub(super) struct Seat {
     endpoint: Arc<Endpoint>,
     seen: PackedCharge,
     footing: Footing,
-    cost: Cost,
+    size: ChargeSize,
 }
 
 impl Decided {
     pub(super) fn chosen(&self) -> EndpointId {
-        self.endpoint.id
+        self.seat.endpoint.id
     }
+}
+
+/// What every stage of one choice goes by.
+pub(super) struct Ground<'a> {
+    pub(super) asked: &'a Asked<'a>,
+    pub(super) view: &'a View,
+    pub(super) active: &'a Active,
+    pub(super) session_home: Option<EndpointId>,
+    pub(super) model: u64,
+    pub(super) prompt_tokens: u32,
+    pub(super) now: Moment,
 }
 
 impl Router {
@@ -81,26 +102,65 @@ impl Router {
         now: Moment,
         rng: &mut Rng,
     ) -> Result<Chosen, Refusal> {
+        self.charge(shape, now, || self.decide(&Asked { shape, tried, charged: None }, now, rng))
+    }
+
+    /// Chooses another endpoint for the decode leg of a split request whose prompt `prefill` has computed, among
+    /// those not `tried`: the first one failed before its first token. What is chosen has no prefill leg.
+    ///
+    /// # Errors
+    /// Why there is none. The request can still be chosen for anew.
+    pub fn choose_decode_again(
+        &self,
+        shape: &RequestShape,
+        prefill: EndpointId,
+        tried: &[EndpointId],
+        now: Moment,
+        rng: &mut Rng,
+    ) -> Result<Chosen, Refusal> {
+        let asked = Asked { shape, tried, charged: None };
+        self.charge(shape, now, || {
+            SCRATCH.with_borrow_mut(|scratch| self.decide_decode_again(scratch, &asked, prefill, now, rng))
+        })
+    }
+
+    /// Charges what `decide` comes to, or lets it decide anew where something else was charged in between.
+    fn charge(
+        &self,
+        shape: &RequestShape,
+        now: Moment,
+        mut decide: impl FnMut() -> Result<Decided, Refusal>,
+    ) -> Result<Chosen, Refusal> {
         let mut attempts = 0;
         loop {
-            let decided = self.decide(&Asked { shape, tried, charged: None }, now, rng)?;
-            let size = charge_size(&decided, shape, now);
+            let decided = decide()?;
             attempts += 1;
-            let reservation = if attempts < ATTEMPTS_MAX {
-                Reservation::try_new(&decided.endpoint, decided.seen, size)
-            } else {
+            let forced = attempts >= ATTEMPTS_MAX;
+            if forced {
                 self.counters.reserve_forced.fetch_add(1, Ordering::Relaxed);
-                Some(Reservation::new(&decided.endpoint, size))
-            };
-            let Some(reservation) = reservation else {
+            }
+            let prefill = decided.prefill.as_ref().map(|seat| seat.reserve(forced));
+            let Some((reservation, prefill)) = decided.seat.reserve(forced).and_then(|reservation| {
+                // A leg that can't be charged gives the other one's charge back.
+                Some((reservation, prefill.map_or(Some(None), |prefill| prefill.map(Some))?))
+            }) else {
                 self.counters.reserve_conflicts.fetch_add(1, Ordering::Relaxed);
                 continue;
             };
-            let Decided { decision, endpoint, mut footing, .. } = decided;
-            self.sample(shape, &footing);
-            self.note_placement(shape, &endpoint, &mut footing, now);
+            let Decided { decision, mut seat, prefill: prefill_seat } = decided;
+            if prefill_seat.is_none() && seat.footing.part == Part::Whole {
+                self.sample(shape, &seat.footing);
+            }
+            let prefill = prefill_seat.zip(prefill).map(|(mut seat, reservation)| {
+                self.note_cached(shape, &mut seat, now);
+                PrefillLeg { endpoint: seat.endpoint, reservation, footing: seat.footing }
+            });
+            self.note_cached(shape, &mut seat, now);
+            self.shares.count(model_key(shape), &shape.blocks);
+            self.note_session(shape, &seat.endpoint, now);
             self.news.ring();
-            return Ok(Chosen { decision, endpoint, reservation, footing });
+            let Seat { endpoint, footing, .. } = seat;
+            return Ok(Chosen { decision, endpoint, reservation, footing, prefill });
         }
     }
 
@@ -111,7 +171,7 @@ impl Router {
         else {
             return false;
         };
-        self.active.load().plan.name.follows_placements()
+        self.active.load().plan(&self.view.load()).name.follows_placements()
             && self.replicas.load().members().len() > 1
             && SCRATCH.with_borrow_mut(|scratch| {
                 let homes = &mut scratch.conversation;
@@ -139,24 +199,83 @@ impl Router {
         now: Moment,
         rng: &mut Rng,
     ) -> Result<Decided, Refusal> {
-        let Asked { shape, tried, charged } = *asked;
         let view = self.view.load();
         let active = self.active.load();
+        let ground = self.ground(asked, &view, &active, now);
+        let scope = self.scope(&ground)?;
+        if let Some(pools) = &view.pools {
+            return self.decide_with_roles(scratch, &ground, &scope, pools, rng);
+        }
+        let shape = asked.shape;
         let plan = &active.plan;
-        let scope = Scope {
-            default_model: active.rules.default_model.as_deref(),
-            only: self.maker_of_previous(shape)?,
-            tried,
-        };
         let mut candidates = Candidates::gather(&view, shape, &scope, now)?;
-        let session_home = self.session_home(shape);
+        self.look_up(scratch, shape);
+        self.get_to_know(&mut candidates, scratch, &ground);
+        let reverted = plan.filter(&mut candidates, &view, shape);
+        let costs = self.weigh(&candidates, &ground);
+        let (at, reason) = plan.pick(&ground.scene(&candidates, &costs, scratch), rng);
+        Ok(Decided {
+            decision: Decision {
+                policy: plan.name.as_str(),
+                reason,
+                chosen: candidates.all()[at].endpoint.id,
+                candidates: told(&candidates, &costs),
+                reverted,
+                split: None,
+            },
+            seat: self.seat(&candidates.all()[at], &costs[at], Part::Whole, &ground),
+            prefill: None,
+        })
+    }
+
+    pub(super) fn ground<'a>(
+        &self,
+        asked: &'a Asked<'a>,
+        view: &'a View,
+        active: &'a Active,
+        now: Moment,
+    ) -> Ground<'a> {
+        let model = model_key(asked.shape);
+        Ground {
+            asked,
+            view,
+            active,
+            session_home: self.session_home(asked.shape),
+            model,
+            prompt_tokens: self.token_sizes.prompt_tokens(model, asked.shape, &active.rules),
+            now,
+        }
+    }
+
+    pub(super) fn scope<'a>(&self, ground: &Ground<'a>) -> Result<Scope<'a>, Refusal> {
+        Ok(Scope {
+            default_model: ground.active.rules.default_model.as_deref(),
+            only: self.maker_of_previous(ground.asked.shape)?,
+            tried: ground.asked.tried,
+        })
+    }
+
+    /// Finds in the index who holds what of the prompt.
+    pub(super) fn look_up(&self, scratch: &mut Scratch, shape: &RequestShape) {
         self.index.warm_depths(&shape.blocks, &mut scratch.warm);
+        let conversation = shape.conversation.map(BlockHash::from_raw);
+        self.index.warm_depths(conversation.as_slice(), &mut scratch.conversation);
+    }
+
+    /// Tells each candidate what is believed warm there, and leaves out of its load what is known to be over.
+    pub(super) fn get_to_know(
+        &self,
+        candidates: &mut Candidates<'_>,
+        scratch: &Scratch,
+        ground: &Ground<'_>,
+    ) {
+        let Asked { shape, charged, .. } = *ground.asked;
         for candidate in candidates.all_mut() {
             candidate.noted_blocks = scratch.warm.at(candidate.endpoint.slot);
             candidate.warm_blocks = self.still_warm(candidate, shape);
-            if let Some(tokens) = self.asked_on(candidate, shape, now) {
+            if let Some(tokens) = self.asked_on(candidate, shape, ground.now) {
                 candidate.load.without_one(tokens, shape.output_tokens);
-            } else if session_home == Some(candidate.endpoint.id) {
+            } else if ground.session_home == Some(candidate.endpoint.id) {
                 // A session goes on when it was answered, which is before others say so; it must not flee from
                 // itself. One that asks several things at once is held at its home a little more strongly.
                 candidate.load.without_one(shape.prompt_tokens, shape.output_tokens);
@@ -167,52 +286,59 @@ impl Router {
                 candidate.load.without_one(tokens, 0);
             }
         }
-        let conversation = shape.conversation.map(BlockHash::from_raw);
-        self.index.warm_depths(conversation.as_slice(), &mut scratch.conversation);
-        let reverted = plan.filter(&mut candidates, &view, shape);
+    }
+
+    /// What serving the request whole costs at each candidate.
+    pub(super) fn weigh(&self, candidates: &Candidates<'_>, ground: &Ground<'_>) -> Costs {
+        let shape = ground.asked.shape;
         let kept = candidates.kept().count();
-        let model = model_key(shape);
-        let common = self.shares.common_depth(model, &shape.blocks, kept, |depth| {
+        let common = self.shares.common_depth(ground.model, &shape.blocks, kept, |depth| {
             candidates.kept().filter(|each| each.warm_blocks as usize > depth).count()
         });
-        let prompt_tokens = self.token_sizes.prompt_tokens(model, shape, &active.rules);
-        let prior = active.settings.speed.into();
-        let costs = weigh(&candidates, shape, prompt_tokens, common as u32, &prior, &plan.cost);
-        let deepest = candidates.kept().map(|each| each.warm_blocks).max().unwrap_or(0);
-        let scene = Scene {
-            request: shape,
-            candidates: &candidates,
-            costs: &costs,
-            session_home,
-            conversation_homes: &scratch.conversation,
-            rendezvous: shape.first_cold_block(deepest),
-            now,
-        };
-        let (at, reason) = plan.pick(&scene, rng);
-        let chosen = &candidates.all()[at];
-        let endpoint = Arc::clone(chosen.endpoint);
-        Ok(Decided {
-            decision: Decision {
-                policy: plan.name.as_str(),
-                reason,
-                chosen: endpoint.id,
-                candidates: candidates.all().iter().zip(&costs).map(told).collect(),
-                reverted,
-            },
-            seen: chosen.load.own,
+        let settings = &ground.active.settings;
+        let prior = settings.speed.into();
+        let weights = &settings.policy_tables.cost;
+        weigh(candidates, shape, ground.prompt_tokens, common as u32, &prior, weights)
+    }
+
+    pub(super) fn seat(
+        &self,
+        candidate: &Candidate<'_>,
+        cost: &Cost,
+        part: Part,
+        ground: &Ground<'_>,
+    ) -> Seat {
+        let shape = ground.asked.shape;
+        Seat {
+            endpoint: Arc::clone(candidate.endpoint),
+            seen: candidate.load.own,
             footing: Footing {
-                endpoint: endpoint.id,
-                uncached_tokens: costs[at].uncached_tokens,
-                ahead_tokens: u32::try_from(chosen.load.prefill_tokens).unwrap_or(u32::MAX),
-                running: chosen.load.running,
-                warm_blocks: chosen.warm_blocks,
+                endpoint: candidate.endpoint.id,
+                part,
+                uncached_tokens: cost.uncached_tokens,
+                ahead_tokens: u32::try_from(candidate.load.prefill_tokens).unwrap_or(u32::MAX),
+                running: candidate.load.running,
+                warm_blocks: candidate.warm_blocks,
                 known_blocks: 0,
                 known_conversation: false,
-                inserted_since: self.inserted_since(chosen, shape),
+                inserted_since: self.inserted_since(candidate, shape),
             },
-            cost: costs[at],
-            endpoint,
-        })
+            size: match part {
+                Part::Whole => whole_size(cost, shape, ground.now),
+                Part::Prefill => ChargeSize { prefill_tokens: cost.uncached_tokens, ..ChargeSize::default() },
+                Part::Decode => {
+                    let us_per_token = self.transfers.us_per_token(ground.active);
+                    let transfer_us = us_per_token * cost.uncached_tokens as f32;
+                    let itl_us = candidate.load.speed.itl_us.max(f32::MIN_POSITIVE);
+                    let transfer_tokens = (transfer_us / itl_us).ceil() as u32;
+                    ChargeSize {
+                        output_tokens: output_tokens(shape).saturating_add(transfer_tokens),
+                        begins: Begins::Decoding,
+                        ..ChargeSize::default()
+                    }
+                }
+            },
+        }
     }
 
     /// How many of the blocks that were placed at a candidate its engine is believed to have kept.
@@ -254,10 +380,10 @@ impl Router {
     }
 
     /// Notes that the endpoint is about to hold the prompt, and tells the others what is new of that.
-    fn note_placement(&self, shape: &RequestShape, endpoint: &Endpoint, footing: &mut Footing, now: Moment) {
+    fn note_cached(&self, shape: &RequestShape, seat: &mut Seat, now: Moment) {
+        let Seat { endpoint, footing, .. } = seat;
         endpoint.add_placed(f64::from(shape.prompt_tokens.max(PLACED_QUANTUM)), now);
         endpoint.retention().insert(u64::from(footing.uncached_tokens), now);
-        self.shares.count(model_key(shape), &shape.blocks);
         let placed = self.index.place(&shape.blocks, endpoint.slot, now);
         let mut news: Vec<BlockHash> = Vec::new();
         if let Some(conversation) = shape.conversation.map(BlockHash::from_raw) {
@@ -277,12 +403,15 @@ impl Router {
         if !news.is_empty() {
             self.tell_later(LedgerRecord::Place { endpoint: endpoint.id, blocks: news });
         }
-        if let Some(key) = shape.session {
-            let began = self.sessions.begin(key, endpoint.id, now);
-            let moved = matches!(began, Began::First | Began::Moved { .. });
-            if moved && self.active.load().plan.placed(shape, endpoint.id) == Pin::Needed {
-                self.tell_later(LedgerRecord::Pin { key, endpoint: endpoint.id });
-            }
+    }
+
+    /// Notes that the request's session, if it has one, lives at the endpoint.
+    fn note_session(&self, shape: &RequestShape, endpoint: &Endpoint, now: Moment) {
+        let Some(key) = shape.session else { return };
+        let began = self.sessions.begin(key, endpoint.id, now);
+        let moved = matches!(began, Began::First | Began::Moved { .. });
+        if moved && self.active.load().plan(&self.view.load()).placed(shape, endpoint.id) == Pin::Needed {
+            self.tell_later(LedgerRecord::Pin { key, endpoint: endpoint.id });
         }
     }
 
@@ -308,19 +437,24 @@ pub(super) fn model_key(shape: &RequestShape) -> u64 {
     shape.model.as_deref().map_or(0, |model| xxh3_64(model.as_bytes()))
 }
 
-fn charge_size(decided: &Decided, shape: &RequestShape, now: Moment) -> ChargeSize {
-    let cost = &decided.cost;
+fn output_tokens(shape: &RequestShape) -> u32 {
+    shape.output_tokens.saturating_mul(shape.samples.max(1))
+}
+
+fn whole_size(cost: &Cost, shape: &RequestShape, now: Moment) -> ChargeSize {
     let until_first_token =
         Duration::from_secs_f64(((cost.wait_ms + cost.prefill_ms) / 1_000.0).clamp(0.0, 1e6));
     ChargeSize {
         prefill_tokens: cost.uncached_tokens,
-        output_tokens: shape.output_tokens.saturating_mul(shape.samples.max(1)),
+        output_tokens: output_tokens(shape),
         prefill_ends: (!shape.stream).then(|| now.plus(until_first_token.min(PREFILL_PREDICTED_MAX))),
+        begins: Begins::Prefilling,
     }
 }
 
-fn told((candidate, cost): (&Candidate<'_>, &Cost)) -> CandidateCost {
-    CandidateCost {
+/// The candidates as decisions show them.
+pub(super) fn told(candidates: &Candidates<'_>, costs: &[Cost]) -> SmallVec<[CandidateCost; 4]> {
+    let told = |(candidate, cost): (&Candidate<'_>, &Cost)| CandidateCost {
         endpoint: candidate.endpoint.id,
         cost_ms: cost.total_ms,
         wait_ms: cost.wait_ms,
@@ -328,5 +462,38 @@ fn told((candidate, cost): (&Candidate<'_>, &Cost)) -> CandidateCost {
         uncached_tokens: cost.uncached_tokens,
         running: candidate.load.running,
         dropped_by: candidate.dropped_by.map(FilterName::as_str),
+    };
+    candidates.all().iter().zip(costs).map(told).collect()
+}
+
+impl Seat {
+    /// Charges it, if its charge still is what the decision read; or whatever it is.
+    fn reserve(&self, forced: bool) -> Option<Reservation> {
+        if forced {
+            Some(Reservation::new(&self.endpoint, self.size))
+        } else {
+            Reservation::try_new(&self.endpoint, self.seen, self.size)
+        }
+    }
+}
+
+impl Ground<'_> {
+    /// What pickers see of some candidates.
+    pub(super) fn scene<'s>(
+        &'s self,
+        candidates: &'s Candidates<'s>,
+        costs: &'s [Cost],
+        scratch: &'s Scratch,
+    ) -> Scene<'s> {
+        let deepest = candidates.kept().map(|each| each.warm_blocks).max().unwrap_or(0);
+        Scene {
+            request: self.asked.shape,
+            candidates,
+            costs,
+            session_home: self.session_home,
+            conversation_homes: &scratch.conversation,
+            rendezvous: self.asked.shape.first_cold_block(deepest),
+            now: self.now,
+        }
     }
 }

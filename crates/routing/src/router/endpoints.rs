@@ -262,7 +262,7 @@ impl Router {
             }
         }
         let view = Arc::new(View::new(endpoints));
-        active.plan.endpoints_changed(&view);
+        active.endpoints_changed(&view);
         self.view.store(view);
         self.reapply_rows(&changes.added, now);
         changes

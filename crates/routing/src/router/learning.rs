@@ -1,27 +1,29 @@
 //! Learning from what requests measured: how fast endpoints are, and how large tokens.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
-use super::Router;
-use crate::decision::Footing;
+use super::{Active, Router};
+use crate::decision::{Footing, Part};
 use crate::endpoint::{Endpoint, Served};
 use crate::facts::SpeedRow;
-use crate::rates::{self, BytesPerToken, Known, Speed, believed, combine};
+use crate::rates::{self, BytesPerToken, Known, Speed, TransferRate, believed, combine};
 use crate::request::{PromptUnit, RequestShape, ShapeRules};
 use crate::{EndpointId, Moment};
 
 /// Models whose token size is learned. Clients may name any model; beyond these the configured size holds.
 const MODELS_LEARNED_MAX: usize = 256;
 
-/// What one request, served to its end, showed of its endpoint.
+/// What one request, or a leg of a split one, served to its end, showed of its endpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measurement {
     /// How it began there.
     pub footing: Footing,
-    /// From dispatch to the first byte of the body, in ms; `None` if it did not stream.
+    /// From dispatch to the first byte of the body, in ms; of a decode leg from the handoff; `None` if it did not
+    /// stream, as prefill legs never do.
     pub first_byte_ms: Option<f64>,
     /// From dispatch to the last byte, in ms.
     pub leg_ms: f64,
@@ -69,8 +71,29 @@ impl TokenSizes {
     }
 }
 
+/// How long the KV of a token takes from engine to engine.
+#[derive(Debug, Default)]
+pub(super) struct Transfers {
+    learned: Mutex<TransferRate>,
+    /// The bits of what is in force, in microseconds; 0 while nothing was learned.
+    us_per_token: AtomicU32,
+}
+
+impl Transfers {
+    fn learn(&self, tokens: u32, ms: f64, fixed_ms: f64, prior: f32, now: Moment) {
+        let us_per_token = self.learned.lock().learn(tokens, ms, fixed_ms, prior, now);
+        self.us_per_token.store(us_per_token.to_bits(), Ordering::Relaxed);
+    }
+
+    /// As learned, else as configured, in microseconds.
+    pub(super) fn us_per_token(&self, active: &Active) -> f32 {
+        let learned = f32::from_bits(self.us_per_token.load(Ordering::Relaxed));
+        if learned > 0.0 { learned } else { active.settings.policy_tables.pd_cost.transfer_us_per_token }
+    }
+}
+
 impl Router {
-    /// Takes in what a request measured. An engine that reports no `usage` teaches less and is served the
+    /// Takes in what a request, or a leg of a split one, measured. An engine that reports no `usage` teaches less and is served the
     /// same.
     pub fn learn(&self, measured: &Measurement, shape: &RequestShape, now: Moment) {
         let view = self.view();
@@ -86,9 +109,23 @@ impl Router {
             ahead_tokens: measured.footing.ahead_tokens,
             output_tokens: measured.output_tokens,
         };
-        endpoint.with_learned(|learned| learned.learn(&served, now));
+        if measured.footing.part == Part::Decode {
+            endpoint.with_learned(|learned| learned.learn_decode(&served, now));
+            if let Some(ms) = measured.first_byte_ms {
+                let active = self.active.load();
+                let settings = &active.settings.policy_tables.pd_cost;
+                let tokens = measured.footing.uncached_tokens;
+                let prior = settings.transfer_us_per_token;
+                self.transfers.learn(tokens, ms, settings.handoff_ms, prior, now);
+            }
+        } else {
+            endpoint.with_learned(|learned| learned.learn(&served, now));
+        }
         endpoint.retention().insert(u64::from(measured.output_tokens.unwrap_or(0)), now);
-        if let (Some(prompt), Some(cached)) = (measured.prompt_tokens, measured.cached_tokens) {
+        // What was handed over counts as cached with some engines: it says nothing of what was kept.
+        if let (Some(prompt), Some(cached)) = (measured.prompt_tokens, measured.cached_tokens)
+            && measured.footing.part != Part::Decode
+        {
             learn_retention(endpoint, &measured.footing, shape, prompt, cached);
         }
         if let (Some(tokens), PromptUnit::Text, 0, 1) =

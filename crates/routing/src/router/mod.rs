@@ -9,6 +9,7 @@ mod endpoints;
 mod facts;
 mod learning;
 mod ledger;
+mod pairing;
 mod sessions;
 
 use std::collections::VecDeque;
@@ -23,9 +24,11 @@ pub use facts::Merged;
 pub use learning::Measurement;
 
 use crate::ReplicaId;
+use crate::decision::Part;
 use crate::facts::LedgerRecord;
 use crate::heard::Heard;
 use crate::news::News;
+use crate::pd::PdPlan;
 use crate::policy::Plan;
 use crate::prefix::PrefixIndex;
 use crate::request::ShapeRules;
@@ -50,6 +53,7 @@ pub struct Router {
     heard: Heard,
     sessions: SessionTable,
     token_sizes: learning::TokenSizes,
+    transfers: learning::Transfers,
     replicas: SharedRing<ReplicaId>,
     origins: Mutex<facts::Origins>,
     outgoing: Mutex<Outgoing>,
@@ -65,6 +69,7 @@ struct Active {
     settings: Settings,
     rules: Arc<ShapeRules>,
     plan: Plan,
+    pd: PdPlan,
 }
 
 /// Ledger records of this replica's own that nobody has been told of yet.
@@ -146,6 +151,7 @@ impl Router {
             heard: Heard::default(),
             sessions,
             token_sizes: learning::TokenSizes::default(),
+            transfers: learning::Transfers::default(),
             replicas,
             origins: Mutex::default(),
             outgoing: Mutex::default(),
@@ -166,7 +172,7 @@ impl Router {
         // One change of endpoints or settings at a time, so that no plan misses an endpoint.
         let _membership = self.membership.lock();
         let view = self.view();
-        active.plan.endpoints_changed(&view);
+        active.endpoints_changed(&view);
         let prior = active.settings.speed.into();
         for endpoint in &view.endpoints {
             endpoint.with_breaker(|breaker| breaker.reconfigure(active.settings.breaker.clone()));
@@ -261,7 +267,22 @@ impl Active {
         if !faults.is_empty() {
             return Err(faults);
         }
-        Ok(Self { rules: Arc::new(settings.rules()), plan: Plan::new(&settings, own), settings })
+        Ok(Self {
+            rules: Arc::new(settings.rules()),
+            plan: Plan::new(settings.policy, Part::Whole, &settings, own),
+            pd: PdPlan::new(&settings, own),
+            settings,
+        })
+    }
+
+    fn endpoints_changed(&self, view: &View) {
+        self.plan.endpoints_changed(view);
+        self.pd.endpoints_changed(view);
+    }
+
+    /// The plan by which whole requests are placed where `view` is in force.
+    fn plan(&self, view: &View) -> &Plan {
+        if view.pools.is_some() { &self.pd.decode } else { &self.plan }
     }
 }
 

@@ -5,6 +5,7 @@ mod choosing;
 mod endpoints;
 mod facts;
 mod policies;
+mod split;
 
 use rand::SeedableRng as _;
 

@@ -203,7 +203,7 @@ fn an_unknown_name_is_answered_with_all_that_are_known() {
     check::<PolicyName>(
         "fastest",
         "cost, prefix-longest, prefix-ring, cache-aware, session, round-robin, random, least-load, \
-         power-of-two",
+         power-of-two, pd-cost, pd-load-aware, pd-qoe",
     );
     check::<AffinityName>("", "none, session, prefix-longest, prefix-ring, prefix-cost");
     check::<FilterName>("queue", "queue-percentile, kv-pressure, latency-outlier");
