@@ -31,8 +31,9 @@ pub const CLAMP: f32 = 8.0;
 pub const CLAMP_FAST: f32 = 256.0;
 
 /// Engines within this factor of their model's median are taken for equal: what replicas learn differs by
-/// more than what they should disagree about.
-pub const SNAP_FACTOR: f32 = 1.3;
+/// more than what they should disagree about, and two equal engines on one busy machine by up to half. An engine
+/// that is slower by less is found out by its queue.
+pub const SNAP_FACTOR: f32 = 1.5;
 
 /// The half-life of a speed sample. 1.5 s: an engine that slows down while requests queue is known for it
 /// after 3 to 5 s (1 s saves one of them and follows every pause).

@@ -200,7 +200,10 @@ impl RetryPlan {
         if may_retry == MayRetry::Never {
             return Err(NoRetry::NotRetryable);
         }
-        self.budget.failed(endpoint, in_flight, now);
+        match failure.fault {
+            LegFault::EndpointLost(_) => self.budget.lost(endpoint, in_flight, now),
+            _ => self.budget.failed(endpoint, in_flight, now),
+        }
         if self.prefills_failed >= TRIES_MAX {
             return Err(NoRetry::TriesUsed);
         }
@@ -228,7 +231,10 @@ impl RetryPlan {
         if may_retry == MayRetry::Never {
             return Err(NoRetry::NotRetryable);
         }
-        self.budget.failed(endpoint, in_flight, now);
+        match failure.fault {
+            LegFault::EndpointLost(_) => self.budget.lost(endpoint, in_flight, now),
+            _ => self.budget.failed(endpoint, in_flight, now),
+        }
         if may_retry == MayRetry::EndpointFailed && self.tries() >= TRIES_OF_FAILED_MAX {
             return Err(NoRetry::NotRetryable);
         }

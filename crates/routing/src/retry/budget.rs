@@ -141,6 +141,12 @@ impl RetryBudget {
         }
     }
 
+    /// Notes that a request which waited at `endpoint` must move because probes found that dead. Whether it is
+    /// well again its probes say too, so that this is not held against it once it is.
+    pub fn lost(&self, endpoint: EndpointId, in_flight: u32, now: Moment) {
+        self.ledger.lock().record(endpoint, now).in_flight.raise(in_flight, now);
+    }
+
     /// Asks for a retry of what just [`failed`](Self::failed) at `endpoint`.
     pub fn draw(&self, why: MayRetry, endpoint: EndpointId, now: Moment) -> Draw {
         let ledger = &mut *self.ledger.lock();

@@ -62,6 +62,28 @@ impl Script {
 }
 
 #[test]
+fn an_engine_that_probes_had_lost_for_a_moment_takes_what_another_fails_at() {
+    let lost = LegFailure::new(LegFault::EndpointLost(Cause::Silent));
+    let budget = Arc::new(RetryBudget::new(BudgetConfig::default()));
+    for n in 0..6 {
+        budget.request(at(n * 100));
+        budget.succeeded(endpoint(1), at(n * 100));
+    }
+    let next = |failure, from, ms| {
+        let mut plan = RetryPlan::new(RetryPlan::TRIES_DEFAULT, Arc::clone(&budget));
+        plan.dispatched(from);
+        plan.next(&failure, from, 3, at(ms))
+    };
+    for n in 0..3 {
+        assert_eq!(next(lost, endpoint(1), 1_000 + n), Ok(Source::Burst));
+    }
+    // It is back, and the other one dies.
+    for n in 0..5 {
+        assert_eq!(next(FAILED, endpoint(2), 3_000 + n), Ok(Source::Burst), "{n}");
+    }
+}
+
+#[test]
 fn when_all_engines_are_unavailable_retries_stay_a_fifth_of_the_requests() {
     for (requests, engines, every_ms) in [
         (10, 4, 0),
