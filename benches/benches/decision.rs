@@ -4,8 +4,8 @@
 //!
 //! A router that has a million prefix blocks indexed, in paths of 64 behind eight common ones, decides on
 //! prompts of 64 blocks that it knows. `choose` decides, charges and notes the placement; giving the charge
-//! back is not timed. `explain` only decides. Times are of single calls, so the clock's own cost (about 30 ns)
-//! is in them.
+//! back is not timed. `explain` only decides. With `a pair`, half of the endpoints prefill for the other half.
+//! Times are of single calls, so the clock's own cost (about 30 ns) is in them.
 
 use std::fmt::Write as _;
 use std::hint::black_box;
@@ -19,6 +19,7 @@ use clap::Parser;
 use rand::SeedableRng as _;
 use routing::endpoint::{EndpointSpec, Served, Signal};
 use routing::facts::LedgerRecord;
+use routing::policy::SplitMode;
 use routing::prefix::{PrefixIndex, Slot};
 use routing::request::{RequestShape, Route, ShapeRules};
 use routing::settings::Settings as RouterSettings;
@@ -85,7 +86,8 @@ fn main() -> anyhow::Result<()> {
     let memory = memory(settings.blocks)?;
     let mut timed = Vec::new();
     for endpoints in &settings.endpoints {
-        timed.extend(decide(&settings, *endpoints)?);
+        timed.extend(decide(&settings, *endpoints, Fleet::Whole)?);
+        timed.extend(decide(&settings, *endpoints, Fleet::Split)?);
     }
     let mut out = String::new();
     writeln!(
@@ -115,13 +117,27 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn decide(settings: &Settings, endpoints: usize) -> anyhow::Result<Vec<Timed>> {
+/// Who is decided among.
+#[derive(Clone, Copy)]
+enum Fleet {
+    /// Endpoints that serve requests whole.
+    Whole,
+    /// As many to prefill as to decode, between which every request is split.
+    Split,
+}
+
+fn decide(settings: &Settings, endpoints: usize, fleet: Fleet) -> anyhow::Result<Vec<Timed>> {
     let now = Moment::from_millis(1_000);
-    let router = Router::new(ReplicaId::new("bench"), 1, RouterSettings::default())
-        .map_err(|faults| anyhow!("{faults:?}"))?;
+    let router_settings = RouterSettings { split: SplitMode::Always, ..RouterSettings::default() };
+    let router =
+        Router::new(ReplicaId::new("bench"), 1, router_settings).map_err(|faults| anyhow!("{faults:?}"))?;
     let mut specs = Vec::with_capacity(endpoints);
     for at in 0..endpoints {
-        let url = format!("http://10.{}.{}.{}:8000", at >> 16, at >> 8 & 255, at & 255);
+        let role = match fleet {
+            Fleet::Whole => "both",
+            Fleet::Split => ["prefill", "decode"][at % 2],
+        };
+        let url = format!("http://10.{}.{}.{}:8000,role={role}", at >> 16, at >> 8 & 255, at & 255);
         specs.extend(EndpointSpec::parse(&url)?);
     }
     let ids: Vec<EndpointId> = specs.iter().map(EndpointSpec::id).collect();
@@ -148,10 +164,11 @@ fn decide(settings: &Settings, endpoints: usize) -> anyhow::Result<Vec<Timed>> {
         held.is_some()
     })?;
     drop(held);
-    Ok([("explain", explain), ("choose", choose)]
-        .into_iter()
-        .map(|(call, times)| row(endpoints, call, &times))
-        .collect())
+    let calls = match fleet {
+        Fleet::Whole => ["explain", "choose"],
+        Fleet::Split => ["explain a pair", "choose a pair"],
+    };
+    Ok(calls.into_iter().zip([explain, choose]).map(|(call, times)| row(endpoints, call, &times)).collect())
 }
 
 /// Times of `count` calls, which must all say that they worked, after some that are not timed. What a call

@@ -16,114 +16,23 @@
 //! dispatched charge back exactly once and ends exactly once, whatever the order of events.
 
 mod event;
+mod limits;
 mod outcome;
+mod phase;
 mod split;
-
-use std::time::Duration;
 
 use smallvec::{SmallVec, smallvec};
 
 pub use event::{AbortCause, DecodeLeg, Effect, Effects, EndCause, Event, GiveUp, LegOrder, Limit};
+pub use limits::{Delivery, Limits};
 pub use outcome::{FailedTry, Outcome, Verdict};
+pub use phase::Phase;
 
 use crate::endpoint::{Cause, Signal};
 use crate::retry::{LegFailure, LegFault, NoRetry, RetryPlan, WhoseFault};
 use crate::{EndpointId, Moment};
 
 use split::{Handed, Parted};
-
-/// Where a request stands. `HandedOff` is reached by split requests only, `Resuming` by resumed ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Phase {
-    /// Read, and not yet placed.
-    Admitted,
-    /// Waiting for room.
-    Queued,
-    /// Sent to an endpoint, no byte back.
-    Prefilling,
-    /// Prefilled, its KV on the way to the decode endpoint.
-    HandedOff,
-    /// Its reply is coming.
-    Decoding,
-    /// A leg failed before the first byte; about to be sent elsewhere.
-    Retrying,
-    /// A leg failed within its stream; about to be continued elsewhere.
-    Resuming,
-    /// Over: the reply reached its end.
-    Finished,
-    /// Over: the client was told of a failure.
-    Failed,
-    /// Over: the client left.
-    Cancelled,
-}
-
-impl Phase {
-    /// The name in JSON and labels.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Admitted => "admitted",
-            Self::Queued => "queued",
-            Self::Prefilling => "prefilling",
-            Self::HandedOff => "handed-off",
-            Self::Decoding => "decoding",
-            Self::Retrying => "retrying",
-            Self::Resuming => "resuming",
-            Self::Finished => "finished",
-            Self::Failed => "failed",
-            Self::Cancelled => "cancelled",
-        }
-    }
-
-    /// Whether nothing follows it.
-    pub const fn is_terminal(self) -> bool {
-        matches!(self, Self::Finished | Self::Failed | Self::Cancelled)
-    }
-}
-
-/// How the client wants its reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Delivery {
-    /// As a stream of events: it has first-byte and idle limits, and can end in an error event.
-    Stream,
-    /// In one piece, which may take as long as the generation: it has a total limit only.
-    Whole,
-}
-
-/// How long a request may take. The connect limit is the connector's; its failures arrive as events.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// For one connection to be made. 2 s: a lost SYN is sent again after one.
-    pub connect: Duration,
-    /// From arrival to the first byte of a stream, over all tries. 60 s: the longest prompts behind a full
-    /// queue; beyond it people have left.
-    pub first_byte: Duration,
-    /// For the prefill leg of a split request. 20 s: a third of what the first byte may take, so that another prefill
-    /// and then serving it whole are still in time.
-    pub prefill: Duration,
-    /// From the handoff to the first byte of a stream. 20 s, likewise; a real engine needs 10 to say that the one it
-    /// is to fetch from is gone.
-    pub handoff: Duration,
-    /// Between two parts of a stream. 60 s: far above any decode step, about most clients' patience.
-    pub idle: Duration,
-    /// For a stream from arrival to end. 1 h: it only ends what would run for ever.
-    pub total: Duration,
-    /// For a reply in one piece. 10 min: what OpenAI's own clients wait.
-    pub total_whole: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            connect: Duration::from_secs(2),
-            first_byte: Duration::from_secs(60),
-            prefill: Duration::from_secs(20),
-            handoff: Duration::from_secs(20),
-            idle: Duration::from_secs(60),
-            total: Duration::from_secs(3_600),
-            total_whole: Duration::from_secs(600),
-        }
-    }
-}
 
 /// One request.
 #[derive(Debug)]

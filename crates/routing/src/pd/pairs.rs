@@ -165,3 +165,6 @@ impl Ways<'_> {
         Some(Pair { prefill: from, decode: to, total_ms })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -204,3 +204,32 @@ fn settle(scene: &Scene<'_>, among: impl Iterator<Item = usize>) -> Option<(usiz
         _ => Some(tie::settle(scene, &tied)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(got: f64, want: f64) {
+        assert!((got - want).abs() < 1e-9, "{got} is not {want}");
+    }
+
+    #[test]
+    fn a_prefill_endpoint_is_scored_by_its_first_token_its_warmth_and_its_queue() {
+        check(prefill_score(Some(150.0), Some(0.4), Some(5.0)), 0.53);
+        check(prefill_score(Some(0.0), Some(1.0), Some(0.0)), 0.0);
+        // Not capped: of two slow ones the slower is the worse.
+        check(prefill_score(Some(3_000.0), Some(0.0), Some(50.0)), 6.3);
+        check(prefill_score(None, None, None), 0.5);
+    }
+
+    #[test]
+    fn a_decode_endpoint_is_scored_by_its_pace_and_its_queue() {
+        check(decode_score(Some(10.0), Some(15.0), Some(3.0), 512), 0.29);
+        check(decode_score(Some(10.0), Some(15.0), Some(3.0), 1_000), 0.29);
+        check(decode_score(Some(10.0), Some(15.0), Some(3.0), 1_001), 0.32);
+        // Faster than is of use is as good as can be.
+        check(decode_score(Some(10.0), Some(300.0), None, 512), 0.12 + 0.05);
+        check(decode_score(None, None, None, 2_000), 0.5);
+    }
+}

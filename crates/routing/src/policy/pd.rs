@@ -21,8 +21,9 @@ names! {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PdCostSettings {
-    /// Uncached prompt tokens from which a split is thought of. Default 256: fewer ride along with a step of an
-    /// engine that decodes and delay nobody.
+    /// Uncached prompt tokens from which a split is thought of. Default 512: fewer ride along with a step of an
+    /// engine that decodes and delay nobody much; and of a chat's next turn as many may seem cold, for the answer
+    /// before it and a part of a block are not known to be warm.
     pub split_tokens_min: u32,
     /// Time that the KV of a prompt token takes from engine to engine until that was measured, in
     /// microseconds. Default 5: 128 KiB over a 200 Gb/s port.
@@ -42,7 +43,7 @@ pub struct PdCostSettings {
 impl Default for PdCostSettings {
     fn default() -> Self {
         Self {
-            split_tokens_min: 256,
+            split_tokens_min: 512,
             transfer_us_per_token: 5.0,
             handoff_ms: 10.0,
             zone_ms: 10.0,

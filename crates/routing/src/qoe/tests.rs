@@ -219,3 +219,17 @@ proptest! {
         prop_assert!(qoe_of(&earlier) >= qoe_of(&later) - 1e-9);
     }
 }
+
+#[test]
+fn what_is_predicted_of_an_even_stream_is_what_is_measured_of_it() {
+    let check = |first_ms: f64, gap_ms: f64, want: f64| {
+        let qoe = predicted(&SLO, first_ms, gap_ms, 20);
+        assert!((qoe - want).abs() < 5e-5, "{first_ms}, {gap_ms}: {qoe} instead of {want}");
+        let measured = digest(paced(20, first_ms, gap_ms)).qoe(None).unwrap();
+        assert!((qoe - measured).abs() < 1e-9, "{first_ms}, {gap_ms}: {qoe}, measured {measured}");
+    };
+    check(1_000.0, 200.0, 1.0);
+    check(3_000.0, 200.0, 0.5);
+    check(1_000.0, 400.0, 0.6724);
+    check(500.0, 50.0, 1.0);
+}

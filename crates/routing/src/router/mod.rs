@@ -4,6 +4,7 @@
 //! behind short locks. Time and randomness come in as arguments.
 
 mod agreement;
+mod charging;
 mod choosing;
 mod endpoints;
 mod facts;

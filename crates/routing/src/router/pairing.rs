@@ -42,7 +42,7 @@ impl Router {
                 reverted: reverted.clone(),
                 split: Some(Box::new(SplitDecision { whole_ms: Some(alone_cost.total_ms), ..split })),
             },
-            seat: self.seat(&sides.whole.all()[alone], alone_cost, Part::Whole, ground),
+            leg: self.leg(&sides.whole.all()[alone], alone_cost, Part::Whole, ground),
             prefill: None,
         };
         if let Err(reason) = sides.may_split(shape, plan.mode) {
@@ -119,8 +119,8 @@ impl Router {
                 reverted,
                 split: Some(Box::new(split(reason, Some(choice), Some(&pair)))),
             },
-            seat: self.seat(&sides.whole.all()[to], &decode.costs[to], Part::Decode, ground),
-            prefill: Some(self.seat(&candidates.all()[from], &prefill.costs[from], Part::Prefill, ground)),
+            leg: self.leg(&sides.whole.all()[to], &decode.costs[to], Part::Decode, ground),
+            prefill: Some(self.leg(&candidates.all()[from], &prefill.costs[from], Part::Prefill, ground)),
         })
     }
 
@@ -198,7 +198,7 @@ impl Router {
                     ..unsplit(plan, SplitReason::Prefilled)
                 })),
             },
-            seat: self.seat(chosen, &costs[at], Part::Decode, &ground),
+            leg: self.leg(chosen, &costs[at], Part::Decode, &ground),
             prefill: None,
         })
     }

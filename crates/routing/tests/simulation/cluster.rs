@@ -6,14 +6,14 @@ use std::fmt;
 
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
-use routing::endpoint::{EndpointSpec, Served, Signal};
-use routing::facts::{LedgerRecord, LoadPush, LoadRow, Pulse};
+use routing::endpoint::EndpointSpec;
 use routing::request::{RequestShape, Route, ShapeRules};
 use routing::router::Measurement;
 use routing::settings::Settings;
-use routing::{Chosen, EndpointId, Moment, ReplicaId, Router};
+use routing::{Chosen, EndpointId, Moment};
 
 use crate::engine::{Engine, Job, Profile};
+use crate::replicas::{PULSE_US, Posted, Replicas};
 use crate::workload::{Chat, Workload};
 
 /// Who decides.
@@ -90,9 +90,8 @@ enum Event {
     Send { client: usize },
     Prefilled { engine: usize },
     Done { request: usize },
-    Push { to: usize, from: usize, ledger: Vec<LedgerRecord>, load: LoadPush },
+    Heard(Posted),
     PulseDue,
-    PulseHeard { to: usize, from: usize, pulse: Box<Pulse> },
 }
 
 struct Request {
@@ -115,8 +114,7 @@ struct Client {
 
 pub(crate) struct Cluster {
     scenario: Scenario,
-    routers: Vec<Router>,
-    ids: Vec<ReplicaId>,
+    replicas: Replicas,
     engine_ids: Vec<EndpointId>,
     engines: Vec<Engine>,
     requests: Vec<Request>,
@@ -131,11 +129,7 @@ pub(crate) struct Cluster {
     ttft_us: Vec<u64>,
     at_home: (usize, usize),
     by_tenant: BTreeMap<usize, Vec<usize>>,
-    told: Vec<BTreeMap<EndpointId, LoadRow>>,
-    versions: u64,
 }
-
-const PULSE_US: u64 = 100_000;
 
 impl Cluster {
     pub(crate) fn run(scenario: &Scenario) -> Figures {
@@ -173,20 +167,7 @@ impl Cluster {
             Decider::Replicas { count, settings } => (*count, (**settings).clone()),
             Decider::LeastConnections | Decider::Oracle => (0, Settings::default()),
         };
-        let ids: Vec<ReplicaId> = (0..count).map(|at| ReplicaId::new(&format!("replica-{at}"))).collect();
-        let routers: Vec<Router> = ids
-            .iter()
-            .map(|id| {
-                let router = Router::new(id.clone(), 1, settings.clone()).unwrap();
-                router.set_endpoints(specs.clone(), Moment::default());
-                for endpoint in &engine_ids {
-                    router.set_served(*endpoint, Served::Models(vec!["m".to_owned()]));
-                    router.report(*endpoint, Signal::ProbeOk, Moment::default());
-                }
-                router.set_replicas(&ids);
-                router
-            })
-            .collect();
+        let replicas = Replicas::new(count, &settings, &specs, scenario.push_us);
         let clients = (0..scenario.workload.clients)
             .map(|at| {
                 let tenant = rng.random_range(0..scenario.workload.tenants);
@@ -197,8 +178,7 @@ impl Cluster {
             engines: (0..scenario.engines).map(|_| Engine::new(scenario.profile)).collect(),
             chats_begun: scenario.workload.clients,
             scenario,
-            routers,
-            ids,
+            replicas,
             engine_ids,
             requests: Vec::new(),
             clients,
@@ -211,8 +191,6 @@ impl Cluster {
             ttft_us: Vec::new(),
             at_home: (0, 0),
             by_tenant: BTreeMap::new(),
-            told: vec![BTreeMap::new(); count],
-            versions: 0,
         }
     }
 
@@ -231,21 +209,10 @@ impl Cluster {
             Event::Send { client } => self.send(client),
             Event::Prefilled { engine } => self.prefilled(engine),
             Event::Done { request } => self.done(request),
-            Event::Push { to, from, ledger, load } => {
-                let now = self.moment();
-                self.routers[to].merge_load(&self.ids[from], &load, now);
-                self.routers[to].merge_ledger(&ledger, now);
-            }
+            Event::Heard(posted) => self.replicas.hear(&posted),
             Event::PulseDue => {
-                let now = self.moment();
-                for from in 0..self.routers.len() {
-                    self.versions += 1;
-                    let pulse = Pulse { version: self.versions, ..self.routers[from].pulse(now) };
-                    for to in (0..self.routers.len()).filter(|to| *to != from) {
-                        let event = Event::PulseHeard { to, from, pulse: Box::new(pulse.clone()) };
-                        self.at(self.now + 50_000, event);
-                    }
-                }
+                let pulses = self.replicas.pulses(self.now);
+                self.post(pulses);
                 let at_work = |event: &Event| {
                     matches!(event, Event::Send { .. } | Event::Prefilled { .. } | Event::Done { .. })
                 };
@@ -253,43 +220,18 @@ impl Cluster {
                     self.at(self.now + PULSE_US, Event::PulseDue);
                 }
             }
-            Event::PulseHeard { to, from, pulse } => {
-                self.routers[to].merge_pulse(&self.ids[from], &pulse, self.moment());
-            }
         }
     }
 
-    /// Tells the other replicas what is new, as the product's gossip does: records, and the rows that changed.
     fn push_from(&mut self, from: usize) {
-        let ledger = self.routers[from].take_ledger(usize::MAX);
-        let rows = self.changed_rows(from);
-        if ledger.is_empty() && rows.is_empty() {
-            return;
-        }
-        self.versions += 1;
-        let load = LoadPush { epoch: 1, version: self.versions, rows };
-        for to in (0..self.routers.len()).filter(|to| *to != from) {
-            let event = Event::Push { to, from, ledger: ledger.clone(), load: load.clone() };
-            self.at(self.now + self.scenario.push_us, event);
-        }
+        let posted = self.replicas.push_from(from, self.now);
+        self.post(posted);
     }
 
-    fn changed_rows(&mut self, from: usize) -> Vec<LoadRow> {
-        let rows = self.routers[from].load_rows(self.moment());
-        let now: BTreeMap<EndpointId, LoadRow> = rows.into_iter().map(|row| (row.endpoint, row)).collect();
-        let told = &mut self.told[from];
-        let nothing = |endpoint: &EndpointId| LoadRow {
-            endpoint: *endpoint,
-            running: 0,
-            prefill_tokens: 0,
-            decode_tokens: 0,
-            placed_tokens: 0,
-        };
-        let gone = told.keys().filter(|id| !now.contains_key(id)).map(nothing);
-        let news = now.values().filter(|row| told.get(&row.endpoint) != Some(row)).copied();
-        let changed: Vec<LoadRow> = gone.chain(news).collect();
-        *told = now;
-        changed
+    fn post(&mut self, posted: Vec<Posted>) {
+        for each in posted {
+            self.at(each.at, Event::Heard(each));
+        }
     }
 
     fn send(&mut self, client: usize) {
@@ -306,7 +248,7 @@ impl Cluster {
             blocks: job_shape.blocks,
         };
         self.turn += 1;
-        let replica = self.turn % self.routers.len().max(1);
+        let replica = self.turn % self.replicas.routers.len().max(1);
         let (engine, chosen, shape) = match &self.scenario.decider {
             Decider::Oracle => {
                 let best = (0..self.engines.len())
@@ -325,7 +267,7 @@ impl Cluster {
                 (best, None, read(&ShapeRules::default()))
             }
             Decider::Replicas { .. } => {
-                let router = &self.routers[replica];
+                let router = &self.replicas.routers[replica];
                 let shape = read(&router.rules());
                 let now = self.moment();
                 let chosen = router.choose(&shape, &[], now, &mut self.rng).unwrap();
@@ -357,9 +299,7 @@ impl Cluster {
         if let Some(end) = self.engines[engine].submit(job, self.now) {
             self.at(end, Event::Prefilled { engine });
         }
-        if !self.routers.is_empty() {
-            self.push_from(replica);
-        }
+        self.push_from(replica);
     }
 
     fn prefilled(&mut self, engine: usize) {
@@ -375,9 +315,7 @@ impl Cluster {
             chosen.reservation.first_token();
         }
         let replica = request.replica;
-        if !self.routers.is_empty() {
-            self.push_from(replica);
-        }
+        self.push_from(replica);
         self.at(done, Event::Done { request: job.request });
     }
 
@@ -396,7 +334,7 @@ impl Cluster {
                 output_tokens: Some(self.scenario.workload.output_tokens as u32),
             };
             drop(chosen);
-            self.routers[replica].learn(&measured, &self.requests[request].shape, now);
+            self.replicas.routers[replica].learn(&measured, &self.requests[request].shape, now);
             self.push_from(replica);
         }
         let workload = self.scenario.workload;

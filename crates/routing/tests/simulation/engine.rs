@@ -1,8 +1,10 @@
 //! The smallest engine that has what routing is about: one prompt at a time, and a prefix cache that forgets.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use routing::BlockHash;
+
+use crate::cache::Cache;
 
 /// How an engine of the simulation performs.
 #[derive(Clone, Copy, Debug)]
@@ -27,15 +29,13 @@ pub(crate) struct Job {
     pub(crate) output_tokens: u64,
 }
 
-/// A first-in-first-out prefill with a cache in which the least recently used block goes first.
+/// A first-in-first-out prefill with a cache.
 pub(crate) struct Engine {
     profile: Profile,
     queue: VecDeque<Job>,
     current: Option<(Job, u64, u64)>,
     pub(crate) decoding: usize,
-    used: BTreeMap<BlockHash, u64>,
-    by_use: BTreeMap<u64, BlockHash>,
-    clock: u64,
+    cache: Cache,
     pub(crate) served: usize,
     pub(crate) hit_tokens: u64,
     pub(crate) prompt_tokens: u64,
@@ -48,34 +48,15 @@ impl Engine {
             queue: VecDeque::new(),
             current: None,
             decoding: 0,
-            used: BTreeMap::new(),
-            by_use: BTreeMap::new(),
-            clock: 0,
+            cache: Cache::new(profile.cache_blocks),
             served: 0,
             hit_tokens: 0,
             prompt_tokens: 0,
         }
     }
 
-    fn touch(&mut self, block: BlockHash) {
-        self.clock += 1;
-        if let Some(before) = self.used.insert(block, self.clock) {
-            self.by_use.remove(&before);
-        }
-        self.by_use.insert(self.clock, block);
-        if self.used.len() > self.profile.cache_blocks
-            && let Some((_, oldest)) = self.by_use.pop_first()
-        {
-            self.used.remove(&oldest);
-        }
-    }
-
     fn cached_tokens(&self, job: &Job) -> u64 {
-        let blocks = job.blocks.iter().take_while(|block| self.used.contains_key(block)).count();
-        if job.blocks.is_empty() {
-            return 0;
-        }
-        (job.tokens * blocks as u64 / job.blocks.len() as u64).min(job.tokens - 1)
+        self.cache.cached_tokens(&job.blocks, job.tokens)
     }
 
     fn prefill_us(&self, job: &Job) -> u64 {
@@ -106,9 +87,7 @@ impl Engine {
         self.hit_tokens += cached;
         self.prompt_tokens += job.tokens;
         let end = now + self.prefill_us(&job);
-        for block in job.blocks.clone().into_iter().rev() {
-            self.touch(block);
-        }
+        self.cache.hold(&job.blocks);
         self.current = Some((job, end, cached));
         Some(end)
     }

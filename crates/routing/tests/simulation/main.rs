@@ -3,8 +3,11 @@
 //! Everything is seeded; a failing assertion names the seed. `cargo test -p routing --test simulation --
 //! --nocapture` prints the figures.
 
+mod cache;
 mod cluster;
 mod engine;
+mod pd;
+mod replicas;
 mod workload;
 
 use cluster::{Cluster, Decider, Figures, Scenario};
