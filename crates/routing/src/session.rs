@@ -66,6 +66,8 @@ impl SessionState {
 pub struct Home {
     /// The endpoint (the decode endpoint of a pair).
     pub endpoint: EndpointId,
+    /// The endpoint that computed its prompt last for that one to decode, if another did since it lives there.
+    pub prefill: Option<EndpointId>,
     /// How many of its tokens are believed warm there.
     pub warm_tokens: u32,
     /// How its users fared lately, 0 to 1; `None` until a stream was measured.
@@ -109,6 +111,7 @@ struct Table {
 struct Entry {
     key: SessionKey,
     endpoint: Option<EndpointId>,
+    prefill: Option<EndpointId>,
     used: Moment,
     newer: u32,
     older: u32,
@@ -152,6 +155,14 @@ impl SessionTable {
             None => Began::First,
             Some(before) if before == endpoint => Began::AtHome,
             Some(from) => Began::Moved { from },
+        }
+    }
+
+    /// The session's prompt is computed at `prefill` for its home.
+    pub fn paired(&self, key: SessionKey, prefill: EndpointId) {
+        let mut table = self.table.lock();
+        if let Some(at) = table.find(key) {
+            table.entries[at as usize].prefill = Some(prefill);
         }
     }
 
@@ -272,8 +283,12 @@ enum Known {
 
 impl Entry {
     fn state(&self) -> SessionState {
-        let home =
-            self.endpoint.map(|endpoint| Home { endpoint, warm_tokens: self.warm_tokens, qoe: self.qoe });
+        let home = self.endpoint.map(|endpoint| Home {
+            endpoint,
+            prefill: self.prefill,
+            warm_tokens: self.warm_tokens,
+            qoe: self.qoe,
+        });
         match (home, self.in_flight) {
             (home, 1..) => SessionState::Active { home, in_flight: self.in_flight },
             (Some(home), 0) if self.served_here => SessionState::Idle { home, since: self.used },
@@ -285,6 +300,7 @@ impl Entry {
     fn settle(&mut self, endpoint: EndpointId) {
         if self.endpoint != Some(endpoint) {
             self.endpoint = Some(endpoint);
+            self.prefill = None;
             self.warm_tokens = 0;
         }
     }
@@ -310,6 +326,7 @@ impl Table {
         let entry = Entry {
             key,
             endpoint: None,
+            prefill: None,
             used: now,
             newer: NIL,
             older: NIL,
@@ -334,6 +351,7 @@ impl Table {
     fn unsettle(&mut self, at: u32) {
         let entry = &mut self.entries[at as usize];
         entry.endpoint = None;
+        entry.prefill = None;
         entry.warm_tokens = 0;
         if entry.in_flight == 0 {
             self.leave(at);

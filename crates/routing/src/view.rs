@@ -39,14 +39,15 @@ impl View {
         self.pools.is_some()
     }
 
-    /// Whether some endpoint in use can serve a whole request.
+    /// Whether some endpoint in use can serve a whole request: prefill endpoints do it for others that are lost,
+    /// and not where there are no others.
     pub fn has_usable_endpoint(&self) -> bool {
-        self.endpoints
-            .iter()
-            .any(|endpoint| endpoint.usable() != Usable::No && endpoint.spec.role != Role::Prefill)
+        self.endpoints.iter().any(|endpoint| endpoint.usable() != Usable::No)
+            && self.endpoints.iter().any(|endpoint| endpoint.spec.role != Role::Prefill)
     }
 
-    /// Whether some other endpoint in use has the role of `endpoint` and serves all that it serves.
+    /// Whether some other endpoint in use can do what `endpoint` does, for all that it serves: any can do without
+    /// one that prefills.
     pub(crate) fn has_another_for(&self, endpoint: &Endpoint) -> bool {
         let served = endpoint.served();
         let stands_in = |other: &Endpoint| match &*served {
@@ -56,7 +57,9 @@ impl View {
         self.endpoints.iter().any(|other| {
             other.id != endpoint.id
                 && other.usable() == Usable::Yes
-                && (other.spec.role == endpoint.spec.role || other.spec.role == Role::Both)
+                && (endpoint.spec.role == Role::Prefill
+                    || other.spec.role == endpoint.spec.role
+                    || other.spec.role == Role::Both)
                 && stands_in(other)
         })
     }

@@ -15,7 +15,7 @@ use crate::facts::LedgerRecord;
 use crate::request::RequestShape;
 use crate::reserve::{Begins, ChargeSize, PREFILL_PREDICTED_MAX, PackedCharge, Reservation};
 use crate::session::Began;
-use crate::{BlockHash, Moment};
+use crate::{BlockHash, EndpointId, Moment};
 
 /// How often a choice is made again because another request was charged in between. Each time somebody
 /// else got on, so this many in a row are only seen with hundreds of threads; then the charge is made
@@ -86,8 +86,11 @@ impl Router {
                 PrefillLeg { endpoint: leg.endpoint, reservation, footing: leg.footing }
             });
             self.note_cached(shape, &mut leg, now);
-            self.shares.count(model_key(shape), &shape.blocks);
-            self.note_session(shape, &leg.endpoint, now);
+            if leg.footing.part == Part::Whole || prefill.is_some() {
+                // A decode leg that goes elsewhere was counted before.
+                self.shares.count(model_key(shape), &shape.blocks);
+            }
+            self.note_session(shape, &leg.endpoint, decision.prefill(), now);
             self.news.ring();
             let DecidedLeg { endpoint, footing, .. } = leg;
             return Ok(Chosen { decision, endpoint, reservation, footing, prefill });
@@ -160,10 +163,19 @@ impl Router {
         }
     }
 
-    /// Notes that the request's session, if it has one, lives at the endpoint.
-    fn note_session(&self, shape: &RequestShape, endpoint: &Endpoint, now: Moment) {
+    /// Notes that the request's session, if it has one, lives at the endpoint, and who prefills for it.
+    fn note_session(
+        &self,
+        shape: &RequestShape,
+        endpoint: &Endpoint,
+        prefill: Option<EndpointId>,
+        now: Moment,
+    ) {
         let Some(key) = shape.session else { return };
         let began = self.sessions.begin(key, endpoint.id, now);
+        if let Some(prefill) = prefill {
+            self.sessions.paired(key, prefill);
+        }
         let moved = matches!(began, Began::First | Began::Moved { .. });
         if moved && self.active.load().plan(&self.view.load()).placed(shape, endpoint.id) == Pin::Needed {
             self.tell_later(LedgerRecord::Pin { key, endpoint: endpoint.id });

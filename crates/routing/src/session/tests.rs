@@ -21,7 +21,7 @@ fn a_session_goes_from_new_over_active_to_idle_and_wakes_at_its_endpoint() {
     let table = SessionTable::new(10);
     assert_eq!(table.state(key(1)), SessionState::New);
     assert_eq!(table.begin(key(1), endpoint(7), at(1)), Began::First);
-    let home = Home { endpoint: endpoint(7), warm_tokens: 0, qoe: None };
+    let home = Home { endpoint: endpoint(7), prefill: None, warm_tokens: 0, qoe: None };
     assert_eq!(table.state(key(1)), SessionState::Active { home: Some(home), in_flight: 1 });
     table.end(key(1), endpoint(7), Some(900), Some(0.5), at(2));
     let home = Home { warm_tokens: 900, qoe: Some(0.5), ..home };

@@ -346,3 +346,44 @@ fn a_role_of_its_own_counts_for_the_models_it_serves_alone() {
     check_whole(&choose(&router, &long(&router, "a"), at(1)), &[1], SplitReason::NoPrefillEndpoint);
     assert_eq!(part(0, "role=prefill").role, Role::Prefill);
 }
+
+#[test]
+fn the_last_prefill_endpoint_may_be_ejected_for_how_requests_fare_there_and_the_last_decode_endpoint_not() {
+    let router = router_of(Settings::default(), &[part(0, "role=prefill"), part(1, "role=decode")]);
+    for number in 0..50 {
+        for endpoint in [id(0), id(1)] {
+            router.report(endpoint, Signal::Failure(Cause::ServerError), at(number));
+        }
+    }
+    check_whole(&choose(&router, &long(&router, "a"), at(60)), &[1], SplitReason::NoPrefillEndpoint);
+    assert!(router.has_usable_endpoint());
+}
+
+#[test]
+fn the_load_aware_policy_decodes_where_the_fewest_run_within_the_group() {
+    let settings = Settings { policy: PolicyName::PdLoadAware, ..always() };
+    let keys = ["role=prefill,group=g", "role=decode,group=g", "role=decode,group=g", "role=decode,group=h"];
+    let specs: Vec<_> = keys.iter().enumerate().map(|(number, keys)| part(number, keys)).collect();
+    let router = router_of(settings, &specs);
+    let held: Vec<_> = (0..6).map(|n| choose(&router, &long(&router, &format!("{n}")), at(n))).collect();
+    for number in [1, 2] {
+        assert_eq!(held.iter().filter(|chosen| chosen.endpoint.id == id(number)).count(), 3, "of group g");
+    }
+}
+
+#[test]
+fn a_session_knows_its_pair_until_it_moves() {
+    let router = two_and_two(always());
+    let body = json!({"model": "m", "prompt": text("a", 32_000), "stream": true});
+    let asked = shape_with(&router, &body, &[("x-session-id", "s")]);
+    let key = asked.session.unwrap();
+    let chosen = choose(&router, &asked, at(1));
+    let home = router.session(key).home().unwrap();
+    assert_eq!((home.endpoint, home.prefill), (chosen.endpoint.id, chosen.decision.prefill()));
+    let tried = [chosen.endpoint.id];
+    let next = router.choose_decode_again(&asked, home.prefill.unwrap(), &tried, at(2), &mut rng()).unwrap();
+    let moved = router.session(key).home().unwrap();
+    assert_eq!((moved.endpoint, moved.prefill), (next.endpoint.id, home.prefill));
+    router.pin(key, home.endpoint, at(3));
+    assert_eq!(router.session(key).home().unwrap().prefill, None);
+}
