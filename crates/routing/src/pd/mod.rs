@@ -22,6 +22,6 @@ pub(crate) use load_aware::{Row, within_load};
 pub(crate) use pairs::{Pair, Side, Ways};
 pub(crate) use plan::{Choosing, PdPlan};
 pub(crate) use pools::Pools;
-pub(crate) use qoe::{Pairs, Predicted};
+pub(crate) use qoe::Pairs;
 pub use sides::PREFILL_TRIES_MAX;
 pub(crate) use sides::Sides;

@@ -8,7 +8,6 @@
 use smallvec::SmallVec;
 
 use super::pairs::{Pair, Side, Ways};
-use crate::candidates::Candidate;
 use crate::cost::{Cost, DECODE_BATCH_DOUBLES};
 use crate::decision::Reason;
 use crate::endpoint::Load;
@@ -27,26 +26,6 @@ const SCORE_TIE: f64 = 1e-4;
 
 /// Output tokens from which a request is a long one, for which the pace counts more.
 const LONG_FROM_TOKENS: u32 = 1_000;
-
-/// A prediction, of a pair or of one endpoint.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Predicted {
-    ttft_ms: f64,
-    tpot_ms: f64,
-}
-
-impl Predicted {
-    /// Of a whole request at one endpoint.
-    pub(crate) fn whole(candidate: &Candidate<'_>, cost: &Cost) -> Self {
-        let tpot_ms = tpot_ms(&candidate.load);
-        Self { ttft_ms: prompt_ms(&candidate.load, cost) + tpot_ms, tpot_ms }
-    }
-
-    /// The quality for a request that expects what `request` does, 0 to 1.
-    pub(crate) fn qoe(self, request: &RequestShape) -> f64 {
-        qoe::predicted(&request.slo, self.ttft_ms, self.tpot_ms, request.output_tokens)
-    }
-}
 
 /// Until the prompt is computed, in ms.
 fn prompt_ms(load: &Load, cost: &Cost) -> f64 {
@@ -92,15 +71,13 @@ pub(crate) struct Pairs<'a> {
 }
 
 impl Pairs<'_> {
-    fn predicted(&self, from: usize, to: usize) -> Predicted {
+    /// The predicted quality of a pair, 0 to 1.
+    fn qoe(&self, from: usize, to: usize) -> f64 {
         let load = |side: &Side<'_>, at: usize| side.candidates.all()[at].load;
         let prompt_ms = prompt_ms(&load(self.prefill, from), &self.prefill.costs[from]);
         let tpot_ms = tpot_ms(&load(self.decode, to));
-        Predicted { ttft_ms: prompt_ms + self.transfer_ms[to] + tpot_ms, tpot_ms }
-    }
-
-    fn qoe(&self, from: usize, to: usize) -> f64 {
-        self.predicted(from, to).qoe(self.request)
+        let ttft_ms = prompt_ms + self.transfer_ms[to] + tpot_ms;
+        qoe::predicted(&self.request.slo, ttft_ms, tpot_ms, self.request.output_tokens)
     }
 
     fn prefill_score(&self, at: usize) -> f64 {
@@ -117,8 +94,8 @@ impl Pairs<'_> {
         decode_score(Some(itl_ms), Some(1_000.0 / itl_ms), queue, self.request.output_tokens)
     }
 
-    /// The best pair and its quality; `None` if nobody can hand over to anybody.
-    pub(crate) fn best(&self, scenes: [&Scene<'_>; 2], tie_qoe: f64) -> Option<(Pair, f64)> {
+    /// The best pair; `None` if nobody can hand over to anybody.
+    pub(crate) fn best(&self, scenes: [&Scene<'_>; 2], tie_qoe: f64) -> Option<Pair> {
         let fastest = self.fastest_of_pools();
         // The best with each decode candidate, and who makes it.
         let mut reached: Vec<(f64, usize)> = Vec::new();
@@ -150,7 +127,7 @@ impl Pairs<'_> {
         let to = settle(scenes[1], pairs.iter().filter(|pair| pair.1 == from.0).map(|(.., to)| *to))?;
         let (_, costs) = self.ways.onward(self.prefill, from.0, self.decode);
         let total_ms = self.prefill.costs[from.0].total_ms + costs[to.0].total_ms;
-        Some((Pair { prefill: from, decode: to, total_ms }, self.qoe(from.0, to.0)))
+        Some(Pair { prefill: from, decode: to, total_ms })
     }
 
     /// Of each prefill pool the endpoint that is soonest done, and the one after it, with the decode candidates that each can hand over to.

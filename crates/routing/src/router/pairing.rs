@@ -6,7 +6,7 @@ use super::choosing::{Asked, Decided, Ground, Scratch, told};
 use super::{Rng, Router};
 use crate::candidates::Scope;
 use crate::decision::{Decision, Part, PrefillChoice, Reason, Refusal, SplitDecision, SplitReason};
-use crate::pd::{Choosing, Pair, Pairs, PdPlan, Pools, Predicted, Side, Sides, Tariff, Ways};
+use crate::pd::{Choosing, Pair, Pairs, PdPlan, Pools, Side, Sides, Tariff, Ways};
 use crate::policy::SplitMode;
 use crate::scene::Scene;
 use crate::{EndpointId, Moment};
@@ -68,10 +68,8 @@ impl Router {
             &ground.scene(&candidates, &prefill.costs, scratch),
             &ground.scene(&sides.whole, &decode.costs, scratch),
         ];
-        let paired = match plan.choosing {
-            Choosing::Cost { tie_ms } => ways
-                .cheapest(&prefill, &decode, scenes, tie_ms)
-                .map(|pair| (pair, pays(&pair, alone_cost.total_ms))),
+        let pair = match plan.choosing {
+            Choosing::Cost { tie_ms } => ways.cheapest(&prefill, &decode, scenes, tie_ms),
             Choosing::Qoe { tie_qoe } => {
                 let transfer_ms: Vec<f64> =
                     decode.costs.iter().map(|cost| tariff.transfer_ms(cost.uncached_tokens)).collect();
@@ -82,15 +80,11 @@ impl Router {
                     request: shape,
                     transfer_ms: &transfer_ms,
                 };
-                pairs.best(scenes, tie_qoe).map(|(pair, qoe)| {
-                    let alone_qoe = Predicted::whole(&sides.whole.all()[alone], alone_cost).qoe(shape);
-                    let same = (qoe - alone_qoe).abs() <= tie_qoe;
-                    (pair, if same { pays(&pair, alone_cost.total_ms) } else { qoe > alone_qoe })
-                })
+                pairs.best(scenes, tie_qoe)
             }
-            Choosing::Apart => self
-                .pair_apart(&prefill, &decode, &ways, scenes, (alone, why_alone), ground, rng)
-                .map(|pair| (pair, pays(&pair, alone_cost.total_ms))),
+            Choosing::Apart => {
+                self.pair_apart(&prefill, &decode, &ways, scenes, (alone, why_alone), ground, rng)
+            }
         };
         let through = ways.through_each(&prefill, &decode);
         let split = |reason, prefill: Option<PrefillChoice>, pair: Option<&Pair>| SplitDecision {
@@ -102,11 +96,11 @@ impl Router {
             candidates: told(&candidates, &through),
             reverted: prefill_reverted.clone(),
         };
-        let (pair, reason) = match (paired, plan.mode) {
-            (None, _) => return Ok(whole(split(SplitReason::NoPair, None, None))),
-            (Some((pair, _)), SplitMode::Always) => (pair, SplitReason::Always),
-            (Some((pair, true)), _) => (pair, SplitReason::Paid),
-            (Some((pair, false)), _) => return Ok(whole(split(SplitReason::Costlier, None, Some(&pair)))),
+        let Some(pair) = pair else { return Ok(whole(split(SplitReason::NoPair, None, None))) };
+        let reason = match plan.mode {
+            SplitMode::Always => SplitReason::Always,
+            _ if pair.total_ms < alone_cost.total_ms => SplitReason::Paid,
+            _ => return Ok(whole(split(SplitReason::Costlier, None, Some(&pair)))),
         };
         let (from, to) = (pair.prefill.0, pair.decode.0);
         let choice = PrefillChoice { chosen: candidates.all()[from].endpoint.id, reason: pair.prefill.1 };
@@ -211,11 +205,6 @@ impl Router {
             transfer_us_per_token: self.transfers.us_per_token(ground.active),
         }
     }
-}
-
-/// Whether a pair costs less than one endpoint alone.
-fn pays(pair: &Pair, alone_ms: f64) -> bool {
-    pair.total_ms < alone_ms
 }
 
 /// A decision not to split, for which no prefill endpoint was looked at.
