@@ -387,3 +387,23 @@ fn a_session_knows_its_pair_until_it_moves() {
     router.pin(key, home.endpoint, at(3));
     assert_eq!(router.session(key).home().unwrap().prefill, None);
 }
+
+#[test]
+fn many_threads_that_choose_pairs_leave_both_roles_even() {
+    let even = Some(PolicyName::LeastLoad);
+    let router = two_and_two(Settings { prefill_policy: even, decode_policy: even, ..always() });
+    let prompts: Vec<_> = (0..64).map(|number| shape(&router, &text(&format!("{number}"), 4_000))).collect();
+    let held: Vec<Chosen> = std::thread::scope(|scope| {
+        let choose_some = |prompts: &[RequestShape]| {
+            let choose_one = |prompt| router.choose(prompt, &[], at(1), &mut rng()).unwrap();
+            prompts.iter().map(choose_one).collect::<Vec<_>>()
+        };
+        let threads: Vec<_> =
+            prompts.chunks(8).map(|prompts| scope.spawn(move || choose_some(prompts))).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    let running = |number: usize| router.view().get(id(number)).unwrap().running(at(2));
+    assert_eq!([0, 1, 2, 3].map(running), [32; 4]);
+    drop(held);
+    assert_eq!([0, 1, 2, 3].map(running), [0; 4]);
+}
