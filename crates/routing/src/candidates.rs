@@ -146,6 +146,11 @@ impl<'v> Serving<'v> {
         }
     }
 
+    /// Whether one of them has a role of its own. Where none has, they are whole engines, and hand nothing over.
+    pub(crate) fn has_roles(&self) -> bool {
+        self.endpoints.iter().any(|endpoint| endpoint.spec.role != Role::Both)
+    }
+
     /// All, by id.
     pub(crate) fn endpoints(&self) -> &[&'v Arc<Endpoint>] {
         &self.endpoints

@@ -233,7 +233,8 @@ pub struct Decision {
     pub candidates: SmallVec<[CandidateCost; 4]>,
     /// Filters that would have dropped every candidate and were undone.
     pub reverted: SmallVec<[&'static str; 2]>,
-    /// Whether it is split, and why; `None` where no endpoint has a role of its own.
+    /// Whether it is split, and why; `None` where no endpoint that serves the model has a role
+    /// of its own.
     pub split: Option<Box<SplitDecision>>,
 }
 

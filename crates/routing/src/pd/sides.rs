@@ -6,7 +6,6 @@ use crate::decision::{Refusal, SplitReason};
 use crate::endpoint::{Endpoint, Role, Usable};
 use crate::policy::SplitMode;
 use crate::request::{PromptUnit, RequestShape, Route};
-use crate::view::View;
 
 /// Prefill endpoints that may fail a request before it is served whole. 2: the second tells whether the first was
 /// at fault, and no third is put at risk.
@@ -27,13 +26,7 @@ pub(crate) struct Sides<'v> {
 impl<'v> Sides<'v> {
     /// # Errors
     /// Why nobody can serve it.
-    pub(crate) fn gather(
-        view: &'v View,
-        request: &RequestShape,
-        scope: &Scope<'_>,
-        now: Moment,
-    ) -> Result<Self, Refusal> {
-        let serving = Serving::of(view, request, scope.default_model)?;
+    pub(crate) fn gather(serving: Serving<'v>, scope: &Scope<'_>, now: Moment) -> Result<Self, Refusal> {
         let mut ready = serving.ready(scope, now, |each| each.spec.role != Role::Prefill);
         let borrowed = ready.is_empty();
         if borrowed {

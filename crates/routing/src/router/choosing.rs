@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::charging::DecidedLeg;
 use super::{Active, Rng, Router};
-use crate::candidates::{Candidate, Candidates, Scope};
+use crate::candidates::{Candidate, Candidates, Scope, Serving};
 use crate::cost::{Cost, Costs, weigh};
 use crate::decision::{CandidateCost, Chosen, Decision, Part, Refusal};
 use crate::endpoint_filter::FilterName;
@@ -140,7 +140,10 @@ impl Router {
         let ground = self.ground(asked, &view, &active, now);
         let scope = self.scope(&ground)?;
         if let Some(pools) = &view.pools {
-            return self.decide_with_roles(scratch, &ground, &scope, pools, rng);
+            let serving = Serving::of(&view, asked.shape, scope.default_model)?;
+            if serving.has_roles() {
+                return self.decide_with_roles(scratch, &ground, &scope, serving, pools, rng);
+            }
         }
         let shape = asked.shape;
         let plan = &active.plan;

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::choosing::{Asked, Decided, Ground, Scratch, told};
 use super::{Rng, Router};
-use crate::candidates::Scope;
+use crate::candidates::{Scope, Serving};
 use crate::decision::{Decision, Part, PrefillChoice, Reason, Refusal, SplitDecision, SplitReason};
 use crate::pd::{Choosing, Pair, Pairs, PdPlan, Pools, Side, Sides, Tariff, Ways};
 use crate::policy::SplitMode;
@@ -12,18 +12,19 @@ use crate::scene::Scene;
 use crate::{EndpointId, Moment};
 
 impl Router {
-    /// Decides where some endpoints have roles.
+    /// Decides where some of those that serve the model have roles.
     pub(super) fn decide_with_roles(
         &self,
         scratch: &mut Scratch,
         ground: &Ground<'_>,
         scope: &Scope<'_>,
+        serving: Serving<'_>,
         pools: &Pools,
         rng: &mut Rng,
     ) -> Result<Decided, Refusal> {
         let shape = ground.asked.shape;
         let plan = &ground.active.pd;
-        let mut sides = Sides::gather(ground.view, shape, scope, ground.now)?;
+        let mut sides = Sides::gather(serving, scope, ground.now)?;
         self.look_up(scratch, shape);
         self.get_to_know(&mut sides.whole, scratch, ground);
         let reverted = plan.decode.filter(&mut sides.whole, ground.view, shape);
@@ -164,7 +165,8 @@ impl Router {
             return Err(Refusal::AllTried);
         };
         let (from, pool) = (&view.endpoints[at], pools.at(at));
-        let mut sides = Sides::gather(&view, shape, &scope, now)?;
+        let serving = Serving::of(&view, shape, scope.default_model)?;
+        let mut sides = Sides::gather(serving, &scope, now)?;
         self.look_up(scratch, shape);
         self.get_to_know(&mut sides.whole, scratch, &ground);
         let plan = &active.pd;

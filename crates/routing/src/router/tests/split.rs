@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::decision::{Part, Reason, Refusal, SplitReason};
-use crate::endpoint::{Cause, Role};
+use crate::endpoint::Cause;
 use crate::policy::{PolicyName, SplitMode};
 use crate::request::Route;
 
@@ -339,12 +339,19 @@ fn prompts_that_come_one_at_a_time_spread_over_each_role() {
 }
 
 #[test]
-fn a_role_of_its_own_counts_for_the_models_it_serves_alone() {
-    // The prefill endpoint serves another model.
-    let router = router_of(Settings::default(), &[part(0, "role=prefill"), part(1, "role=decode")]);
-    router.set_served(id(0), Served::Models(vec!["other".to_owned()]));
-    check_whole(&choose(&router, &long(&router, "a"), at(1)), &[1], SplitReason::NoPrefillEndpoint);
-    assert_eq!(part(0, "role=prefill").role, Role::Prefill);
+fn roles_count_for_the_models_that_are_served_with_them() {
+    let specs = [part(0, "role=prefill"), part(1, "role=decode"), part(2, "role=both"), part(3, "role=both")];
+    let router = router_of(always(), &specs);
+    for number in [0, 1] {
+        router.set_served(id(number), Served::Models(vec!["other".to_owned()]));
+    }
+    // Whole engines of a model that has no others hand nothing over, whatever else there is.
+    let chosen = choose(&router, &long(&router, "a"), at(1));
+    assert!(chosen.prefill.is_none() && chosen.decision.split.is_none(), "{:?}", chosen.decision);
+    let other = shape_of(&router, &json!({"model": "other", "prompt": text("a", 32_000)}));
+    check_pair(&choose(&router, &other, at(2)), &[0], &[1]);
+    router.set_served(id(0), Served::Models(vec!["m".to_owned()]));
+    check_whole(&choose(&router, &other, at(3)), &[1], SplitReason::NoPrefillEndpoint);
 }
 
 #[test]
