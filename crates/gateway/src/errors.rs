@@ -85,6 +85,15 @@ impl EdgeError {
         )
     }
 
+    /// A request to speak something else than HTTP from here on.
+    pub(crate) fn other_protocol() -> Self {
+        Self::new(
+            StatusCode::BAD_REQUEST,
+            "unsupported_protocol",
+            "Only HTTP/1.1 is spoken here: neither `Upgrade: websocket` nor CONNECT is possible.",
+        )
+    }
+
     /// A request that the server could not parse, by the status it gives it.
     pub(crate) fn of_unparsed(status: u16) -> Option<Self> {
         let (status, code, message) = match status {

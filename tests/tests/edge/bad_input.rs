@@ -109,6 +109,27 @@ async fn broken_framing_and_absurd_heads_get_a_4xx_and_go_nowhere() {
     assert_eq!(node.chat("hello").await.status, 200, "and it still serves");
 }
 
+/// A connection that leaves HTTP has no end of a body: what a client sends behind the announced one would be a
+/// request of its own at the engine, past all that is refused here.
+#[actix_web::test]
+async fn requests_to_leave_http_are_refused_at_once_and_carry_nothing_to_an_engine() {
+    let (engine, node) = rig().await;
+    let behind = "POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}";
+    for head in [
+        "POST /anything HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nContent-Length: 5\r\n\r\nhello",
+        "POST /anything HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: WebSocket\r\n\r\n",
+        "CONNECT engine:80 HTTP/1.1\r\nHost: h\r\n\r\n",
+        "CONNECT /anything HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello",
+    ] {
+        let mut connection = Connection::open(node.public()).await;
+        connection.send(format!("{head}{behind}")).await;
+        let reply = connection.reply().await;
+        assert_eq!((reply.status, reply.error_code().as_str()), (400, "unsupported_protocol"), "{head}");
+    }
+    node.at_rest().await;
+    assert_eq!(engine.served(), 0);
+}
+
 /// Header values that are no text, or absurd, neither break a request nor count as what they claim to be.
 #[actix_web::test]
 async fn absurd_values_in_our_own_headers_are_taken_for_none() {

@@ -12,7 +12,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use actix_web::dev::Payload;
-use actix_web::http::header::{HeaderMap, HeaderValue};
+use actix_web::http::header::{self, HeaderMap, HeaderValue};
+use actix_web::http::{ConnectionType, Method};
 use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
 use routing::Moment;
@@ -35,6 +36,9 @@ pub(crate) async fn answer(request: HttpRequest, payload: web::Payload) -> HttpR
     };
     let arrived = worker.now();
     let id = RequestId::of(request.headers());
+    if leaves_http(&request) {
+        return leave_not(&worker, &id, arrived);
+    }
     let path = request.uri().path();
     let (route, answered) = match Face::of(request.method(), path) {
         Face::Live => return liveness(),
@@ -72,6 +76,24 @@ pub(crate) async fn answer(request: HttpRequest, payload: web::Payload) -> HttpR
             response
         }
     }
+}
+
+/// Whether the server takes all that follows on the connection for this request's body, whatever length its
+/// head gives: an engine would be told that length, and read what is behind it as another client's request.
+fn leaves_http(request: &HttpRequest) -> bool {
+    let upgrades = request.headers().get_all(header::UPGRADE);
+    let mut upgrades = upgrades.filter_map(|value| value.to_str().ok());
+    request.method() == Method::CONNECT
+        || upgrades.any(|protocol| protocol.trim().eq_ignore_ascii_case("websocket"))
+}
+
+/// Says so, and closes the connection: nothing on it can be told apart any more.
+fn leave_not(worker: &Worker, id: &RequestId, arrived: Moment) -> HttpResponse {
+    let mut response = EdgeError::other_protocol().response();
+    worker.answered(id.as_str(), Route::Other, response.status(), arrived);
+    response.headers_mut().insert(X_REQUEST_ID, id.value().clone());
+    response.head_mut().set_connection_type(ConnectionType::Close);
+    response
 }
 
 /// An answer, and who accounts for it.

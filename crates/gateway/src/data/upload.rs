@@ -34,7 +34,8 @@ impl Upload {
     ) -> Self {
         let (sender, chunks) = mpsc::channel(PARTS_MAX);
         let fault = Rc::new(Cell::new(None));
-        actix_web::rt::spawn(pump(first, payload, sender, Rc::clone(&fault), bytes_max, idle));
+        let longest = Longest { bytes_max, announced };
+        actix_web::rt::spawn(pump(first, payload, sender, Rc::clone(&fault), longest, idle));
         Self { body: OutBody::Streamed { chunks, length: announced }, fault }
     }
 
@@ -57,13 +58,33 @@ impl Upload {
     }
 }
 
+/// How much a body may be.
+#[derive(Clone, Copy, Debug)]
+struct Longest {
+    bytes_max: u64,
+    /// The length that the engine is told. What went beyond it would be the next request there.
+    announced: Option<u64>,
+}
+
+impl Longest {
+    fn admits(self, bytes: u64) -> Result<(), BodyFault> {
+        if bytes > self.bytes_max {
+            return Err(BodyFault::TooLarge { max: self.bytes_max });
+        }
+        if self.announced.is_some_and(|announced| bytes > announced) {
+            return Err(BodyFault::BrokenOff);
+        }
+        Ok(())
+    }
+}
+
 /// Ends when the body does, when it is at fault, or when nobody takes it any more.
 async fn pump(
     first: Option<Bytes>,
     mut payload: Payload,
     sender: mpsc::Sender<Result<Bytes, ClientBrokeOff>>,
     fault: Rc<Cell<Option<BodyFault>>>,
-    bytes_max: u64,
+    longest: Longest,
     idle: Duration,
 ) {
     let mut bytes = 0;
@@ -71,10 +92,8 @@ async fn pump(
     loop {
         let part = match next {
             Ok(None) => return,
-            Ok(Some(part)) if bytes + part.len() as u64 > bytes_max => {
-                Err(BodyFault::TooLarge { max: bytes_max })
-            }
-            other => other,
+            Ok(Some(part)) => longest.admits(bytes + part.len() as u64).map(|()| Some(part)),
+            Err(broken) => Err(broken),
         };
         match part {
             Ok(Some(part)) => {
@@ -91,5 +110,19 @@ async fn pump(
             }
         }
         next = intake::next(&mut payload, idle).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_is_as_long_as_announced_and_no_longer_than_allowed() {
+        let longest = |announced| Longest { bytes_max: 10, announced };
+        assert_eq!(longest(None).admits(10), Ok(()));
+        assert_eq!(longest(None).admits(11), Err(BodyFault::TooLarge { max: 10 }));
+        assert_eq!(longest(Some(5)).admits(5), Ok(()));
+        assert_eq!(longest(Some(5)).admits(6), Err(BodyFault::BrokenOff));
     }
 }
