@@ -1,5 +1,7 @@
 //! Odd input through a whole replica: a clear 4xx, nothing upstream, nothing left behind.
 
+use std::time::Duration;
+
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 
@@ -128,6 +130,24 @@ async fn requests_to_leave_http_are_refused_at_once_and_carry_nothing_to_an_engi
     }
     node.at_rest().await;
     assert_eq!(engine.served(), 0);
+}
+
+/// Clients of HTTP/1.0 (ApacheBench, older nginx as a proxy) take the size of a chunk for text.
+#[actix_web::test]
+async fn a_stream_for_a_client_of_http_1_0_has_no_chunks_and_ends_with_its_connection() {
+    let engine = Fake::start(|_| Answer::stream(2, Duration::ZERO)).await;
+    let node = Node::over(&[engine.url()], &[]).await;
+    let body = chat("hello", true);
+    for keep in ["", "Connection: keep-alive\r\n"] {
+        let mut connection = Connection::open(node.public()).await;
+        let line = "POST /v1/chat/completions HTTP/1.0\r\n";
+        connection.send(format!("{line}{keep}Content-Length: {}\r\n\r\n{body}", body.len())).await;
+        let reply = connection.reply().await;
+        assert_eq!((reply.status, reply.header("transfer-encoding")), (200, None));
+        assert!(reply.text().starts_with("data: {"), "{}", reply.text());
+        assert!(reply.text().ends_with("data: [DONE]\n\n"), "{}", reply.text());
+    }
+    node.at_rest().await;
 }
 
 /// Header values that are no text, or absurd, neither break a request nor count as what they claim to be.

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use actix_web::body::{BodySize, BoxBody};
-use actix_web::http::Method;
+use actix_web::http::{ConnectionType, Method, Version};
 use actix_web::{HttpRequest, HttpResponse};
 use actors::lifecycle::{LifecycleHandle, Order};
 use bytes::Bytes;
@@ -200,6 +200,11 @@ impl Driver {
             Reader::Events(_) => BodySize::Stream,
             _ => head.content_length().map_or(BodySize::Stream, BodySize::Sized),
         };
+        if size == BodySize::Stream && self.request.version() < Version::HTTP_11 {
+            // Such a client knows no chunks: for it the reply ends with the connection.
+            response.head_mut().no_chunking(true);
+            response.head_mut().set_connection_type(ConnectionType::Close);
+        }
         let relay = Relay::new(self.worker, self.handle, leg, size);
         Ok(response.set_body(BoxBody::new(relay)))
     }

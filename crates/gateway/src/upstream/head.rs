@@ -106,7 +106,11 @@ fn take_with<const FIELDS: usize>(buffer: &mut BytesMut, method: &Method) -> Res
     };
     let fields = reply.headers.iter().map(field).collect();
     let raw = framing::take(buffer, length);
-    if (100..200).contains(&status) && status != 101 {
+    if status == 101 {
+        // Nobody was asked to leave HTTP.
+        return Err(Refused::Garbled);
+    }
+    if (100..200).contains(&status) {
         return Ok(Parsed::Interim);
     }
     let head = Head { status, raw, fields };
@@ -116,7 +120,7 @@ fn take_with<const FIELDS: usize>(buffer: &mut BytesMut, method: &Method) -> Res
 }
 
 fn framing_of(head: &Head, method: &Method) -> Result<Framing, Garbled> {
-    if method == Method::HEAD || matches!(head.status, 101 | 204 | 304) {
+    if method == Method::HEAD || matches!(head.status, 204 | 304) {
         return Ok(Framing::Over);
     }
     if let Some(codings) = head.all("transfer-encoding").last() {
@@ -144,7 +148,7 @@ fn keeps_alive(head: &Head, version: u8) -> bool {
     };
     // With both framings told, who knows where the reply ends for the other side.
     let is_ambiguous = head.get("transfer-encoding").is_some() && head.get("content-length").is_some();
-    !is_ambiguous && head.status != 101 && if version == 1 { !says(b"close") } else { says(b"keep-alive") }
+    !is_ambiguous && if version == 1 { !says(b"close") } else { says(b"keep-alive") }
 }
 
 #[cfg(test)]
@@ -194,6 +198,7 @@ mod tests {
     fn what_is_no_head_is_refused() {
         for wire in [
             "SSH-2.0-OpenSSH\r\n\r\n",
+            "HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999999\r\n\r\n",
