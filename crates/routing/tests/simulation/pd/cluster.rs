@@ -64,6 +64,9 @@ pub(crate) struct Figures {
     pub(crate) within: f64,
     /// The mean quality of experience, 0 to 1, as if the tokens after the first had come evenly.
     pub(crate) qoe: f64,
+    /// Requests at the busiest engine of a role over the mean of that role, whichever role is worse; of balancers
+    /// that know roles.
+    pub(crate) busiest_over_mean: f64,
     /// Of the first turns of long chats, and of all others, those that were split.
     pub(crate) long_split: f64,
     pub(crate) others_split: f64,
@@ -76,6 +79,7 @@ impl Figures {
             ttft_ms: mean(|figures| figures.ttft_ms),
             within: mean(|figures| figures.within),
             qoe: mean(|figures| figures.qoe),
+            busiest_over_mean: mean(|figures| figures.busiest_over_mean),
             long_split: mean(|figures| figures.long_split),
             others_split: mean(|figures| figures.others_split),
         }
@@ -84,8 +88,9 @@ impl Figures {
 
 impl fmt::Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ttft_ms, within, qoe, long_split, others_split } = self;
+        let Self { ttft_ms, within, qoe, busiest_over_mean, long_split, others_split } = self;
         write!(f, "ttft {ttft_ms:.0} ms, within limits {within:.3}, qoe {qoe:.3}, ")?;
+        write!(f, "busiest {busiest_over_mean:.2}, ")?;
         write!(f, "split {long_split:.3} of long first turns, {others_split:.3} of others")
     }
 }
@@ -171,7 +176,19 @@ impl Cluster {
                 cluster.step(event);
             }
         }
+        cluster.check_nothing_is_left();
         cluster.figures()
+    }
+
+    /// Once all is answered no replica holds a charge anywhere, nor believes that another does.
+    fn check_nothing_is_left(&self) {
+        for router in &self.replicas.routers {
+            for endpoint in &router.view().endpoints {
+                let load = endpoint.load(self.moment());
+                let left = (load.running, load.prefill_tokens, load.decode_tokens);
+                assert_eq!(left, (0, 0, 0), "{} as {} sees it", endpoint.spec.label(), router.own());
+            }
+        }
     }
 
     fn new(scenario: Scenario) -> Self {
@@ -449,6 +466,25 @@ impl Cluster {
         self.at(self.now + self.scenario.think_us, Event::Send { client });
     }
 
+    fn busiest_over_mean(&self) -> f64 {
+        let mut served = vec![0_u32; self.engines.len()];
+        for request in &self.requests {
+            match request.course {
+                Course::Whole { at } => served[at] += 1,
+                Course::Split { prefill, decode } => {
+                    served[prefill] += 1;
+                    served[decode] += 1;
+                }
+            }
+        }
+        let worst = |role: &[u32]| {
+            let mean = f64::from(role.iter().sum::<u32>()) / role.len() as f64;
+            f64::from(role.iter().copied().max().unwrap_or(0)) / mean.max(1.0)
+        };
+        let (prefills, decodes) = served.split_at(self.scenario.prefills);
+        worst(prefills).max(worst(decodes))
+    }
+
     fn figures(self) -> Figures {
         let within = |each: &&Request| {
             each.ttft_ms() <= each.shape.slo.ttft_ms && each.itl_ms() <= each.shape.slo.tpot_ms
@@ -466,6 +502,7 @@ impl Cluster {
             ttft_ms: self.requests.iter().map(Request::ttft_ms).sum::<f64>() / count,
             within: self.requests.iter().filter(within).count() as f64 / count,
             qoe: self.requests.iter().map(qoe).sum::<f64>() / count,
+            busiest_over_mean: self.busiest_over_mean(),
             long_split: split(true),
             others_split: split(false),
         }

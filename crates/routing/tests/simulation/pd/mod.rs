@@ -85,7 +85,7 @@ fn the_headline_of_prefill_and_decode() {
     let least = run("pd, least connections, whole", Decider::LeastConnections);
     let oracle = run("pd, all-knowing", Decider::Oracle);
     let always = run("pd, always split", replicas(3, policy(PolicyName::PdCost, SplitMode::Always)));
-    for count in [1, 3] {
+    for count in [1, 3, 8] {
         let figures = run(&format!("pd-cost, {count} replicas"), replicas(count, Settings::default()));
         assert!(
             figures.ttft_ms <= 0.6 * least.ttft_ms,
@@ -94,6 +94,7 @@ fn the_headline_of_prefill_and_decode() {
         assert!(figures.ttft_ms <= 1.1 * oracle.ttft_ms, "{count} replicas {figures}; all-knowing {oracle}");
         assert!(figures.ttft_ms <= 0.8 * always.ttft_ms, "{count} replicas {figures}; always split {always}");
         assert!(figures.within >= 0.95, "{count} replicas {figures}");
+        assert!(figures.busiest_over_mean <= 1.3, "{count} replicas {figures}");
         assert!(figures.long_split >= 0.95 && figures.others_split <= 0.05, "{count} replicas {figures}");
     }
 }
