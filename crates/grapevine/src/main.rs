@@ -8,5 +8,6 @@ use std::process::ExitCode;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    grapevine::run(std::env::args().collect())
+    // What is no text becomes text that no key allows, and so a fault with a name.
+    grapevine::run(std::env::args_os().map(|given| given.to_string_lossy().into_owned()).collect())
 }

@@ -1,6 +1,7 @@
 //! The commands as a script sees them: what they print and how they end.
 
 use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
 
 use grapevine::ports;
 use serde_json::Value;
@@ -48,10 +49,30 @@ fn a_faulty_configuration_ends_with_2_and_one_message_that_names_every_fault() {
             .map(|part| if part == "6 faults" { "faults" } else { part }),
         );
         check(&[command, "--policy", "cost,tie_ms=-1"], 2, &["policy.cost.tie_ms", "-1", "allowed"]);
+        check(
+            &[command, "--policy", "cost,foo=1,tie_ms=-1", "--endpoint-filter", "kv-pressure,kv_ratio_max=7"],
+            2,
+            &["3 faults", "policy.cost.foo", "policy.cost.tie_ms", "filter.kv-pressure.kv_ratio_max"],
+        );
+        check(&[command, "--itl-ms", "inf"], 2, &["1 fault\n", "itl_ms"]);
         check(&[command, "--endpoint-filter", "sieve"], 2, &["sieve", "queue-percentile", "kv-pressure"]);
         check(&[command, "--affinity", "love"], 2, &["love", "prefix-longest"]);
         check(&[command, "--config", "/nonexistent.toml"], 2, &["/nonexistent.toml"]);
     }
+}
+
+/// Nobody promises that the environment or a command line is text.
+#[test]
+fn arguments_and_variables_that_are_no_text_are_faults_only_where_they_are_ours() {
+    let odd = std::ffi::OsStr::from_bytes(b"\xff");
+    let mut command = std::process::Command::new(tests::program());
+    let output = command.arg("check").env("SOMEBODYS", odd).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let output =
+        command.env("GRAPEVINE_LISTEN", odd).args(["--admin".as_ref(), odd]).output().expect("it runs");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("listen") && error.contains("admin"), "{error}");
 }
 
 /// What only the gossip or the log library can judge is still found before anything starts.
@@ -65,6 +86,8 @@ fn check_finds_what_serve_would_stumble_over() {
         check(&[command, "--gossip", "0.0.0.0:7946"], 2, &["advertise"]);
         check(&[command, "--replica-id", &"é".repeat(60)], 2, &["replica_id"]);
         check(&[command, "--seed", "somewhere:65535"], 2, &["seed"]);
+        check(&[command, "--gossip", "127.0.0.1:65535"], 2, &["gossip"]);
+        check(&[command, "--admin", "127.0.0.1:7", "--listen", "127.0.0.1:7"], 2, &["admin", "its own"]);
     }
 }
 

@@ -15,7 +15,6 @@ use super::{Checked, fault};
 pub(super) fn settings(values: &Values, checked: &Checked<'_>, faults: &mut Vec<Fault>) -> Settings {
     let mut settings = Settings::default();
     let mut numbers = values.numbers.clone();
-    let before = faults.len();
     if let Some(policy) = named::<PolicyName>("policy", values.one("policy"), &mut numbers, faults) {
         settings.policy = policy;
     }
@@ -64,10 +63,16 @@ pub(super) fn settings(values: &Values, checked: &Checked<'_>, faults: &mut Vec<
     if let Some(sessions) = checked.get("session_table_max") {
         settings.session_table_max = sessions;
     }
-    // Ranges across tables are the core's to know; only worth asking when each part could be read.
-    if faults.len() == before {
-        faults.extend(settings.faults());
+    // The numbers of policies and filters have their ranges in the core; a number that could not be read has its
+    // default there. What the core says of anything else would repeat faults that have been found by now.
+    let (of_tables, others): (Vec<_>, Vec<_>) = settings
+        .faults()
+        .into_iter()
+        .partition(|fault| fault.key.starts_with("policy.") || fault.key.starts_with("filter."));
+    if faults.is_empty() {
+        faults.extend(others);
     }
+    faults.extend(of_tables);
     settings
 }
 

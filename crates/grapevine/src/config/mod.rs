@@ -135,6 +135,7 @@ impl Config {
         };
         let cluster_keys = cluster_keys(values, faults);
         unreachable_gossip(values, &checked, faults);
+        shared_addresses(&checked, faults);
         let listen: SocketAddr = checked.get("listen")?;
         let replica = values.one("replica_id").unwrap_or_else(|| made_up_name(listen));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -254,6 +255,28 @@ fn unreachable_gossip(values: &Values, checked: &Checked<'_>, faults: &mut Vec<F
     if address.is_some_and(|address| address.ip().is_unspecified()) {
         let allowed = "an address that other replicas can reach, where `gossip` is every address of the host";
         faults.push(fault("advertise", &shown, allowed));
+    }
+}
+
+/// Three listeners on TCP need three addresses, and gossip the port behind its own as well.
+fn shared_addresses(checked: &Checked<'_>, faults: &mut Vec<Fault>) {
+    let address = |key| checked.get::<SocketAddr>(key);
+    let (listen, admin, gossip) = (address("listen"), address("admin"), address("gossip"));
+    // Port 0 stands for any free one.
+    let clash = |one: Option<SocketAddr>, other| one.is_some_and(|one| one.port() != 0) && one == other;
+    for (key, own, others) in [("admin", admin, [listen, None]), ("gossip", gossip, [listen, admin])] {
+        if let Some(own) = own
+            && others.into_iter().any(|other| clash(other, Some(own)))
+        {
+            faults.push(fault(key, &own.to_string(), "an address of its own"));
+        }
+    }
+    if let Some(gossip) = gossip.filter(|gossip| gossip.port() == u16::MAX) {
+        faults.push(fault(
+            "gossip",
+            &gossip.to_string(),
+            "a port below 65535: the one behind it is used too",
+        ));
     }
 }
 

@@ -55,7 +55,13 @@ pub struct Sources {
 impl Sources {
     /// The process's own environment, with `file` and `flags`.
     pub fn of_process(file: Option<PathBuf>, flags: Vec<(&'static str, Vec<String>)>) -> Self {
-        let environment = std::env::vars().filter(|(name, _)| name.starts_with("GRAPEVINE_")).collect();
+        // What is no text is read with replacement characters: as a value of ours it is a fault like any other,
+        // and the rest of the environment is none of our business.
+        let text = |part: std::ffi::OsString| part.to_string_lossy().into_owned();
+        let environment = std::env::vars_os()
+            .map(|(name, value)| (text(name), text(value)))
+            .filter(|(name, _)| name.starts_with("GRAPEVINE_"))
+            .collect();
         Self { file, flags, unknown_flags: Vec::new(), environment }
     }
 }
