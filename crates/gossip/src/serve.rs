@@ -13,7 +13,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -29,6 +29,9 @@ use crate::{FrameKind, Rejection, codec};
 const CONNECTIONS_MAX: usize = 64;
 /// A snapshot of a full index takes seconds; who holds a connection for longer is not pulling.
 const CONNECTION_SPAN_MAX: Duration = Duration::from_secs(60);
+/// How long a stranger may keep a connection without having asked. 5 s: a request is one packet, and a
+/// replica that pulls a snapshot asks for the next page when it has applied one.
+const REQUEST_WITHIN: Duration = Duration::from_secs(5);
 /// A request names a replica and a cursor.
 const REQUEST_BYTES_MAX: usize = 1_024;
 /// Records asked of the index for one page of a snapshot. With paths of 100 blocks a page is under 400 KB.
@@ -54,7 +57,10 @@ pub(crate) async fn run(shared: Arc<Shared>, listener: TcpListener) {
         let (shared, nonces) = (Arc::clone(&shared), Arc::clone(&nonces));
         connections.spawn(async move {
             let answer = service_fn(|request| answer(&shared, &nonces, request));
-            let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), answer);
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(REQUEST_WITHIN)
+                .serve_connection(TokioIo::new(stream), answer);
             let _ = tokio::time::timeout(CONNECTION_SPAN_MAX, connection).await;
             drop(slot);
         });
@@ -89,7 +95,9 @@ async fn read(
     if request.method() != Method::POST || request.uri().path() != PATH {
         return Err((StatusCode::NOT_FOUND, Rejection::Foreign));
     }
-    let body = Limited::new(request.into_body(), REQUEST_BYTES_MAX).collect().await;
+    let body = Limited::new(request.into_body(), REQUEST_BYTES_MAX).collect();
+    let body = tokio::time::timeout(REQUEST_WITHIN, body).await;
+    let body = body.map_err(|_| (StatusCode::REQUEST_TIMEOUT, Rejection::Truncated))?;
     let body = body.map_err(|_| (StatusCode::PAYLOAD_TOO_LARGE, Rejection::Oversized))?.to_bytes();
     let opened = shared.sealer.unseal(REQUEST_CONTEXT, &body);
     let opened = opened.map_err(|cause| (StatusCode::FORBIDDEN, cause))?;

@@ -249,6 +249,22 @@ async fn nonsense_at_the_pull_port_is_refused() {
     assert_eq!(causes.map(|cause| stats.rejected(cause)), [1, 1, 1]);
 }
 
+/// There is room for a cluster's worth of pulls: who connects and asks for nothing must not take it for long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_without_a_request_do_not_keep_others_from_pulling() {
+    let a = Replica::start("a", &[], |config| config.keys = vec![key(1)]).await;
+    let mut idle = Vec::new();
+    for _ in 0..64 {
+        idle.push(TcpStream::connect(a.gossip().address()).await.expect("it listens"));
+    }
+    let mut stream = TcpStream::connect(a.gossip().address()).await.expect("it listens");
+    stream.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.expect("it reads");
+    let mut start = [0; 12];
+    let answered = tokio::time::timeout(Duration::from_secs(20), stream.read_exact(&mut start)).await;
+    answered.expect("there is room again before an idle connection's whole time").expect("it answers");
+    assert_eq!(&start, b"HTTP/1.1 404");
+}
+
 /// Port (0 or 1) and datagram.
 type Overheard = (usize, Vec<u8>);
 
