@@ -13,6 +13,7 @@ mod errors;
 mod headers;
 mod metrics;
 mod outspoken;
+mod percent;
 mod probe;
 mod request_id;
 mod serve;

@@ -25,6 +25,7 @@ use self::face::Face;
 use self::upload::Upload;
 use crate::errors::{BodyFault, EdgeError};
 use crate::headers::X_REQUEST_ID;
+use crate::percent;
 use crate::request_id::RequestId;
 use crate::state::{GatewayState, Missing};
 use crate::worker::Worker;
@@ -154,11 +155,13 @@ fn models(worker: &Worker) -> Answer {
     Answer::Ours(HttpResponse::Ok().json(List { object: "list", data }))
 }
 
+/// Names of models have slashes, which some clients encode.
 fn one_model(worker: &Worker, model: &str) -> Result<Answer, EdgeError> {
+    let model = String::from_utf8_lossy(&percent::decode(model)).into_owned();
     let known = worker.state.router.models().into_iter().find(|known| known.id == model);
     known
         .map(|known| Answer::Ours(HttpResponse::Ok().json(Model::new(known.id))))
-        .ok_or_else(|| EdgeError::model_unknown(model))
+        .ok_or_else(|| EdgeError::model_unknown(&model))
 }
 
 /// A request whose body tells where it belongs.

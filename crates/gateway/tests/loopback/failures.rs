@@ -181,6 +181,7 @@ async fn what_nobody_serves_is_refused_with_a_reason() {
     let ids: Vec<_> = listed["data"].as_array().unwrap().iter().map(|model| model["id"].clone()).collect();
     assert_eq!(ids, ["a", "b"]);
     assert_eq!(get(rig.address(), "/v1/models/a").await.json()["id"], "a");
+    assert_eq!(get(rig.address(), "/v1/models/%61").await.json()["id"], "a", "as some clients write it");
     assert_eq!(get(rig.address(), "/v1/models/c").await.error_code(), "model_not_found");
     let reply = post(rig.address(), "/v1/completions", r#"{"model":"a","prompt":"x"}"#).await;
     assert_eq!((reply.status, reply.error_code().as_str()), (502, "bad_gateway"));
