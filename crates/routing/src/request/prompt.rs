@@ -76,7 +76,11 @@ fn read_chat(
                 return Err(BadRequest::empty(param));
             }
         }
-        kind => return Err(BadRequest::wrong_type(param, param, "an array of messages", kind)),
+        kind => {
+            let is_input = param == "input";
+            let expected = if is_input { "a string or an array of messages" } else { "an array of messages" };
+            return Err(BadRequest::wrong_type(param, param, expected, kind));
+        }
     }
     Ok(writer.finish(None, 1, ResumeObstacles::default()))
 }

@@ -37,6 +37,17 @@ fn prompt(shape: &RequestShape) -> (&[BlockHash], u64, u64, Option<u64>) {
 const BASE: &str = r#"{"model":"m","messages":[{"role":"system","content":"You help."},{"role":"user","content":"Say \"hi\" to Zoë, please."}],"tools":[{"type":"function","function":{"name":"f"}}],"chat_template_kwargs":{"thinking":true}}"#;
 
 #[test]
+fn a_refusal_says_what_the_route_takes() {
+    for (route, body, takes) in [
+        (Responses, r#"{"input":1}"#, "a string or an array of messages"),
+        (ChatCompletions, r#"{"messages":1}"#, "expected an array,"),
+    ] {
+        let refused = try_read(route, body.as_bytes()).unwrap_err().to_string();
+        assert!(refused.contains(takes), "{refused}");
+    }
+}
+
+#[test]
 fn the_same_prompt_written_differently_is_the_same_prompt() {
     let check = |other: &str| {
         let (base, other) = (read(ChatCompletions, BASE), read(ChatCompletions, other));
