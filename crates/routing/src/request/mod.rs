@@ -9,6 +9,7 @@ mod body;
 mod canonical;
 mod class;
 mod json;
+mod members;
 mod prompt;
 mod refusal;
 mod rules;
@@ -17,6 +18,7 @@ mod text;
 
 pub use body::ResumeObstacles;
 pub use class::{HeaderView, PRIORITY_HEADER, Priority, Slo, TARGET_MS_MAX, TPOT_HEADER, TTFT_HEADER};
+pub use members::members;
 pub use refusal::BadRequest;
 pub use rules::{Beginning, BeginningHash, ShapeRules};
 pub use shape::{PromptUnit, RequestShape, Route, response_key};

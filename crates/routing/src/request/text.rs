@@ -104,6 +104,11 @@ impl<'a> Text<'a> {
     pub(crate) const fn is_empty(&self) -> bool {
         self.raw.is_empty()
     }
+
+    /// Where its opening quote stands in `text`, of which it is a part.
+    pub(crate) fn start_in(&self, text: &[u8]) -> usize {
+        self.raw.as_ptr().addr() - text.as_ptr().addr() - 1
+    }
 }
 
 /// Room for a key whose escapes are undone.
