@@ -116,19 +116,21 @@ pub(crate) fn to_client(from: &Head, to: &mut client::HeaderMap) {
     }
 }
 
-/// Says which replica, endpoint and reason served a request.
+/// Says which replica, endpoints and reason served a request.
 pub(crate) fn explain(
     to: &mut client::HeaderMap,
     replica: &ReplicaId,
     endpoint: &EndpointSpec,
+    prefill: Option<&EndpointSpec>,
     decision: &Decision,
 ) {
     let values = [
-        ("x-grapevine-replica", replica.as_str().to_owned()),
-        ("x-grapevine-endpoint", endpoint.label()),
-        ("x-grapevine-decision", format!("{}:{}", decision.policy, decision.reason.as_str())),
+        ("x-grapevine-replica", Some(replica.as_str().to_owned())),
+        ("x-grapevine-endpoint", Some(endpoint.label())),
+        ("x-grapevine-prefill-endpoint", prefill.map(EndpointSpec::label)),
+        ("x-grapevine-decision", Some(format!("{}:{}", decision.policy, decision.reason.as_str()))),
     ];
-    for (name, value) in values {
+    for (name, value) in values.into_iter().filter_map(|(name, value)| Some((name, value?))) {
         if let Ok(value) = client::HeaderValue::from_str(&value) {
             to.insert(client::HeaderName::from_static(name), value);
         }

@@ -8,6 +8,7 @@
 //! lifecycles and two listeners.
 
 mod admin;
+mod connector;
 mod data;
 mod errors;
 mod headers;

@@ -9,17 +9,19 @@ use actix_web::http::StatusCode;
 use actors::TurnEnded;
 use actors::lifecycle::{Account, Ended, LifecycleHandle, LifecyclePort, WorkerLifecycles};
 use rand::SeedableRng;
-use routing::decision::Footing;
-use routing::endpoint::{Role, Signal, StandingChange};
+use routing::decision::{CandidateCost, Footing};
+use routing::endpoint::{Endpoint, Role, Signal, StandingChange};
 use routing::lifecycle::{GiveUp, Verdict};
 use routing::qoe::{End, Fared, Seen, Target};
 use routing::request::{RequestShape, Route, response_key};
 use routing::router::Measurement;
-use routing::{Chosen, EndpointId, Moment, Refusal, Rng};
+use routing::{Chosen, Decision, EndpointId, Moment, Refusal, Rng};
 
+use crate::data::LegName;
 use crate::errors::EdgeError;
 use crate::metrics::WorkerMetrics;
 use crate::state::{GatewaySettings, GatewayState};
+use crate::stream::Usage;
 use crate::upstream::Upstream;
 
 /// The status that is counted for a client that left before it was sent one (nginx's convention).
@@ -92,20 +94,97 @@ impl Worker {
         id: &str,
     ) -> Result<Chosen, Refusal> {
         let chosen = self.state.router.choose(shape, tried, self.now(), &mut self.rng.borrow_mut())?;
+        self.chosen(shape, &chosen, id);
+        Ok(chosen)
+    }
+
+    /// Chooses and charges another endpoint for the decode leg of a split request.
+    pub(crate) fn choose_decode_again(
+        &self,
+        shape: &RequestShape,
+        prefill: EndpointId,
+        tried: &[EndpointId],
+        id: &str,
+    ) -> Result<Chosen, Refusal> {
+        let rng = &mut self.rng.borrow_mut();
+        let chosen = self.state.router.choose_decode_again(shape, prefill, tried, self.now(), rng)?;
+        self.chosen(shape, &chosen, id);
+        Ok(chosen)
+    }
+
+    fn chosen(&self, shape: &RequestShape, chosen: &Chosen, id: &str) {
         if let Some(session) = shape.session {
             self.state.sessions.began(session);
         }
-        self.port.metrics.decision(&chosen.decision);
+        let decision = &chosen.decision;
+        self.port.metrics.decision(decision, chosen.endpoint.spec.role);
+        if let Some(split) = &decision.split {
+            tracing::debug!(
+                id,
+                endpoint = chosen.prefill.as_ref().map(|prefill| prefill.endpoint.spec.url.as_str()),
+                policy = split.policy,
+                split = split.reason.as_str(),
+                reason = split.prefill.map(|prefill| prefill.reason.as_str()),
+                pair_ms = split.pair_ms,
+                whole_ms = split.whole_ms,
+                spread = spread(&split.candidates),
+                candidates = ?split.candidates,
+                reverted = ?split.reverted,
+                "prefill chosen"
+            );
+        }
         tracing::debug!(
             id,
             endpoint = %chosen.endpoint.spec.url,
-            policy = chosen.decision.policy,
-            reason = chosen.decision.reason.as_str(),
-            candidates = ?chosen.decision.candidates,
-            reverted = ?chosen.decision.reverted,
+            policy = decision.policy,
+            reason = decision.reason.as_str(),
+            spread = spread(&decision.candidates),
+            candidates = ?decision.candidates,
+            reverted = ?decision.reverted,
             "chosen"
         );
-        Ok(chosen)
+    }
+
+    /// Takes in what the prefill leg of a split request has shown of its endpoint.
+    pub(crate) fn prefilled(
+        &self,
+        shape: &RequestShape,
+        footing: Footing,
+        usage: Option<Usage>,
+        took_ms: f64,
+    ) {
+        let measured = Measurement {
+            footing,
+            first_byte_ms: None,
+            leg_ms: took_ms,
+            prompt_tokens: usage.map(|usage| usage.prompt_tokens),
+            cached_tokens: usage.and_then(|usage| usage.cached_tokens),
+            output_tokens: usage.map(|usage| usage.output_tokens),
+        };
+        self.state.router.learn(&measured, shape, self.now());
+    }
+
+    /// A leg of a split request failed, for this reason.
+    pub(crate) fn handoff_failed(&self, leg: LegName, reason: &str) {
+        self.port.metrics.handoff_failed(leg, reason);
+    }
+
+    /// A request that had been split in vain is served whole.
+    pub(crate) fn fell_back(&self, decision: &Decision) {
+        if let Some(split) = &decision.split {
+            self.port.metrics.fell_back(split.reason);
+        }
+    }
+
+    /// An engine was had to let go of KV that nobody wanted.
+    pub(crate) fn kv_released(&self) {
+        self.port.metrics.kv_released();
+    }
+
+    /// Nobody could be found to take over what is held at `prefill`; it stays there until its time is up.
+    pub(crate) fn kv_stranded(&self, prefill: &Endpoint) {
+        self.port.metrics.kv_stranded();
+        tracing::warn!(endpoint = %prefill.spec.url, "KV stays at an engine: nobody could be sent to take it over");
     }
 
     /// Remembers which endpoint made a response, so that what refers to it goes there.
@@ -214,6 +293,12 @@ impl Port {
     }
 }
 
+/// The most requests in flight at any of the candidates beyond the fewest, as the decision counted them.
+fn spread(candidates: &[CandidateCost]) -> u32 {
+    let running = || candidates.iter().map(|candidate| candidate.running);
+    running().max().unwrap_or(0) - running().min().unwrap_or(0)
+}
+
 /// The status that stands for the request in the metrics: the one sent, or why none was.
 fn status_of(ended: &Ended<'_>) -> u16 {
     match ended.outcome.verdict {
@@ -282,8 +367,10 @@ fn log(ended: &Ended<'_>, fared: &Fared) {
         endpoint = endpoint.map_or("", |endpoint| endpoint.spec.url.as_str()),
         tries = outcome.failed.len() + 1,
         status = status_of(ended),
+        prefill_endpoint = ended.prefill.map(|prefill| prefill.spec.url.as_str()),
         queued_ms = outcome.queued_ms,
         prefill_ms = outcome.prefill_ms,
+        handoff_ms = outcome.handoff_ms,
         decode_ms = outcome.decode_ms,
         total_ms = outcome.total_ms,
         prompt_tokens = account.prompt_tokens,

@@ -12,6 +12,7 @@ mod health;
 mod keys;
 mod leaks;
 mod metrics;
+mod pairs;
 mod quality;
 mod reload;
 mod retries;

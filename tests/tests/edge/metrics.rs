@@ -10,7 +10,9 @@ use grapevine::config::Sources;
 use routing::facts::{AdminOperation, LedgerRecord};
 use routing::{BlockHash, EndpointId, SessionKey};
 
-use crate::rig::{Connection, Node, chat, eventually, get, post_as, request, sources, until};
+use crate::rig::{
+    Answer, Connection, Fake, Node, chat, eventually, get, piece, post_as, request, sources, until,
+};
 
 /// Name without `grapevine_`, labels in alphabetical order.
 const METRICS: &[(&str, &[&str])] = &[
@@ -245,6 +247,9 @@ async fn every_metric_moves_and_has_the_documented_labels() {
         "log_lines_dropped_total",
         "admin_facts_refused_total",
         "peer_events_delayed_total",
+        // Where endpoints have roles: see `pairs`.
+        "kv_released_total",
+        "kv_stranded",
     ];
     let known: BTreeSet<&str> = METRICS.iter().map(|(name, _)| *name).chain(elsewhere).collect();
     assert_eq!(after.families(), known, "metrics that nothing here makes move, or that are missing");
@@ -285,6 +290,22 @@ async fn every_metric_moves_and_has_the_documented_labels() {
     assert_eq!((before.sum("requests_in_flight", &[]), during.sum("requests_in_flight", &[])), (0.0, 1.0));
     assert_eq!((during.sum("endpoint_up", &[]), after.sum("endpoint_up", &[])), (2.0, 1.0));
     assert_eq!(after.sum("endpoint_running", &[]), 0.0);
+}
+
+#[actix_web::test]
+async fn decisions_by_load_alone_are_counted() {
+    let engine = async || Fake::start(|_| Answer::Stalled(vec![piece(0)])).await;
+    let engines = [engine().await, engine().await];
+    let flags = [("policy", "cache-aware,imbalance_abs=0,imbalance_ratio=1")];
+    let node = Node::over(&engines.each_ref().map(Fake::url), &flags).await;
+    let mut held = Vec::new();
+    for content in ["the first", "the second"] {
+        let mut open = Connection::open(node.public()).await;
+        open.send(request("POST", "/v1/chat/completions", "", chat(content, true))).await;
+        open.read_until("word0").await;
+        held.push(open);
+    }
+    assert_eq!(Page::read(node.admin()).await.sum("load_imbalance_total", &["role=\"both\""]), 1.0);
 }
 
 /// Whatever path a client makes up, it is counted, and under no label of the client's making.

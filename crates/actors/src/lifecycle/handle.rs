@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use actix::{Actor, Addr};
-use routing::decision::Footing;
+use routing::decision::{Footing, PrefillLeg};
 use routing::endpoint::{Cause, Endpoint, Standing, Usable};
-use routing::lifecycle::{Effect, EndCause, Event, GiveUp, Lifecycle, Phase};
+use routing::lifecycle::{DecodeLeg, Effect, EndCause, Event, GiveUp, LegOrder, Lifecycle, Phase};
 use routing::qoe::Digestion;
 use routing::request::RequestShape;
 use routing::reserve::Reservation;
@@ -28,12 +28,27 @@ pub enum Order {
         /// What failed.
         after: LegFailure,
     },
+    /// Choose another endpoint for the decode leg, and dispatch it there with what the prefill leg has brought.
+    DecodeElsewhere {
+        /// What failed.
+        after: LegFailure,
+    },
     /// Answer the client, who has no byte yet.
     GiveUp(GiveUp),
     /// End the client's stream with an error event, and never with `[DONE]`.
     EndWithErrorEvent(EndCause),
     /// Close the client's connection so that the reply can't be taken for complete.
     CutReply(EndCause),
+}
+
+/// The prefill leg of a split request and what it has brought, in the hands of its driver. The lifecycle says what
+/// becomes of it, which may be after the driver itself is gone.
+pub trait Staged {
+    /// The leg is to be closed: nobody waits for it.
+    fn close(&self);
+    /// What it has brought, or will bring, is wanted by nobody: the engine is to let go of it. `leg` says whether
+    /// the decode leg had been sent.
+    fn release(self: Rc<Self>, leg: DecodeLeg);
 }
 
 /// What the driver saw of the reply, for whoever is told of the end.
@@ -55,6 +70,14 @@ pub struct Account {
     pub cached_tokens: Option<u32>,
 }
 
+/// The prefill side of a split request.
+struct Prefill {
+    endpoint: Arc<Endpoint>,
+    charge: Option<Reservation>,
+    footing: Footing,
+    staged: Rc<dyn Staged>,
+}
+
 /// What actor, handle and watch share. All of it stays on one thread.
 pub(super) struct Shared {
     inner: Rc<Inner>,
@@ -65,6 +88,8 @@ pub(super) struct Shared {
     charge: RefCell<Option<Reservation>>,
     footing: Cell<Option<Footing>>,
     endpoint: RefCell<Option<Arc<Endpoint>>>,
+    /// While the request is split.
+    prefill: RefCell<Option<Prefill>>,
     account: RefCell<Account>,
     order: Cell<Option<Order>>,
     waker: RefCell<Option<Waker>>,
@@ -95,6 +120,7 @@ impl Shared {
             charge: RefCell::default(),
             footing: Cell::new(None),
             endpoint: RefCell::default(),
+            prefill: RefCell::default(),
             account: RefCell::default(),
             order: Cell::new(None),
             waker: RefCell::default(),
@@ -127,19 +153,28 @@ impl Shared {
 
     /// Why the endpoint was ejected at which the request waits for its first byte, unless that was told.
     pub(super) fn endpoint_lost(&self) -> Option<Cause> {
-        if self.row.phase() != Phase::Prefilling {
+        let endpoint = self.awaited()?;
+        if endpoint.usable() != Usable::No {
             return None;
         }
-        let endpoint = self.endpoint.borrow();
-        let endpoint = endpoint.as_ref().filter(|each| each.usable() == Usable::No)?;
         match endpoint.standing() {
             Standing::Ejected { cause, .. } if self.told_lost.get() != Some(endpoint.id) => Some(cause),
             _ => None,
         }
     }
 
+    /// The endpoint whose first byte, or whose prefill, is waited for.
+    fn awaited(&self) -> Option<Arc<Endpoint>> {
+        let prefill = match self.row.phase() {
+            Phase::Prefilling => self.prefill.borrow().as_ref().map(|prefill| Arc::clone(&prefill.endpoint)),
+            Phase::HandedOff => None,
+            _ => return None,
+        };
+        prefill.or_else(|| self.endpoint.borrow().clone())
+    }
+
     pub(super) fn tell_lost(&self, cause: Cause, now: Moment) {
-        self.told_lost.set(self.endpoint.borrow().as_ref().map(|endpoint| endpoint.id));
+        self.told_lost.set(self.awaited().map(|endpoint| endpoint.id));
         self.tell(Event::EndpointLost { cause }, now);
     }
 
@@ -190,8 +225,14 @@ impl Shared {
     fn perform(&self, effect: Effect, at: Moment) {
         let port = &self.inner.port;
         match effect {
-            // The order that follows drops the leg.
-            Effect::AbortUpstream { .. } => {}
+            // The order that follows drops the leg, unless it is one that goes on without the driver.
+            Effect::AbortUpstream { endpoint, .. } => {
+                if let Some(staged) = self.staged_at(endpoint) {
+                    staged.close();
+                }
+            }
+            // The session is at the other endpoint.
+            Effect::Release { endpoint } if self.staged_at(endpoint).is_some() => self.release_prefill(),
             Effect::Release { endpoint } => {
                 self.release(Some(endpoint));
                 let finished = self.row.phase() == Phase::Finished;
@@ -205,14 +246,20 @@ impl Shared {
                 }
             }
             Effect::Withdraw { endpoint } => {
-                if let Some(footing) = self.footing.get().filter(|footing| footing.endpoint == endpoint) {
+                let prefill = self.prefill.borrow().as_ref().map(|prefill| prefill.footing);
+                let footings = [self.footing.get(), prefill].into_iter().flatten();
+                for footing in footings.filter(|footing| footing.endpoint == endpoint) {
                     port.withdraw(&self.shape, &footing);
                 }
             }
             Effect::Report { endpoint, signal } => port.report(endpoint, signal),
             Effect::RetryElsewhere { after } => self.give_order(Order::RetryElsewhere { after }),
-            // Only split requests have these, and the drivers send requests whole.
-            Effect::DecodeElsewhere { .. } | Effect::ReleaseStaged { .. } => {}
+            Effect::DecodeElsewhere { after } => self.give_order(Order::DecodeElsewhere { after }),
+            Effect::ReleaseStaged { prefill, leg, .. } => {
+                if let Some(staged) = self.staged_at(prefill) {
+                    staged.release(leg);
+                }
+            }
             Effect::GiveUp(what) => self.give_order(Order::GiveUp(what)),
             Effect::EndWithErrorEvent(cause) => self.give_order(Order::EndWithErrorEvent(cause)),
             Effect::CutReply(cause) => self.give_order(Order::CutReply(cause)),
@@ -223,6 +270,7 @@ impl Shared {
                     outcome: &outcome,
                     account: &self.account.borrow(),
                     endpoint: self.endpoint.borrow().as_ref(),
+                    prefill: self.prefill.borrow().as_ref().map(|prefill| &prefill.endpoint),
                     footing: self.footing.get().as_ref(),
                 });
                 self.row.set_fared(fared);
@@ -243,6 +291,19 @@ impl Shared {
         let mut charge = self.charge.borrow_mut();
         if charge.as_ref().is_some_and(|charge| at.is_none_or(|at| charge.endpoint().id == at)) {
             *charge = None;
+        }
+    }
+
+    /// What the prefill leg at `endpoint` holds, if it is there.
+    fn staged_at(&self, endpoint: EndpointId) -> Option<Rc<dyn Staged>> {
+        let prefill = self.prefill.borrow();
+        let prefill = prefill.as_ref().filter(|prefill| prefill.endpoint.id == endpoint)?;
+        Some(Rc::clone(&prefill.staged))
+    }
+
+    fn release_prefill(&self) {
+        if let Some(prefill) = &mut *self.prefill.borrow_mut() {
+            prefill.charge = None;
         }
     }
 
@@ -295,14 +356,87 @@ impl LifecycleHandle {
         self.shared.row.phase()
     }
 
+    /// The endpoint that computes its prompt for another, or has.
+    pub fn prefill_endpoint(&self) -> Option<Arc<Endpoint>> {
+        self.shared.prefill.borrow().as_ref().map(|prefill| Arc::clone(&prefill.endpoint))
+    }
+
+    /// Adds the endpoints that have failed it, as far as the actor has heard, which is everything that an order
+    /// answers.
+    pub fn add_tried(&self, to: &mut impl Extend<EndpointId>) {
+        to.extend(self.shared.machine.borrow().tried().iter().copied());
+    }
+
     /// A leg was sent to `endpoint`; the charge for it is kept until the leg is over.
     pub fn dispatched(&self, endpoint: &Arc<Endpoint>, charge: Reservation, footing: Footing) {
+        self.shared.prefill.borrow_mut().take();
+        self.shared.row.set_endpoint(endpoint);
+        self.take_seat(endpoint, charge, footing);
+        self.tell(Event::Dispatched { endpoint: endpoint.id });
+    }
+
+    /// The request is split: its prefill leg was sent, and its decode leg with it or will be, as `order` says. Both
+    /// charges are kept until their legs are over.
+    pub fn split(
+        &self,
+        prefill: PrefillLeg,
+        staged: Rc<dyn Staged>,
+        order: LegOrder,
+        (decode, charge, footing): (&Arc<Endpoint>, Reservation, Footing),
+    ) {
+        let event = Event::Split { prefill: prefill.endpoint.id, decode: decode.id, order };
+        self.shared.row.set_pair(&prefill.endpoint, decode);
+        let PrefillLeg { endpoint, reservation, footing: prefill_footing } = prefill;
+        *self.shared.prefill.borrow_mut() =
+            Some(Prefill { endpoint, charge: Some(reservation), footing: prefill_footing, staged });
+        self.take_seat(decode, charge, footing);
+        self.tell(event);
+    }
+
+    /// The prefill leg is done and has brought what the decode leg needs.
+    pub fn handed_off(&self) {
+        self.shared.release_prefill();
+        self.tell(Event::HandedOff);
+    }
+
+    /// The prefill leg was answered with a status that is not tried elsewhere, which the client is sent.
+    pub fn prefill_answered(&self, status: u16) {
+        self.told_end.set(true);
+        self.shared.account.borrow_mut().status = status;
+        self.shared.release_prefill();
+        self.shared.release(None);
+        self.tell(Event::PrefillAnswered { status });
+    }
+
+    /// The prefill leg failed. An order follows.
+    pub fn prefill_failed(&self, failure: LegFailure) {
         let now = self.shared.inner.port.now();
+        let in_flight = self.prefill_endpoint().map_or(1, |endpoint| endpoint.own_running(now));
+        self.shared.release_prefill();
+        self.tell(Event::PrefillFailed { failure, in_flight });
+    }
+
+    /// The decode leg of the pair was sent after the handoff.
+    pub fn decode_dispatched(&self) {
+        if let Some(endpoint) = self.endpoint() {
+            self.tell(Event::DecodeDispatched { endpoint });
+        }
+    }
+
+    /// The decode leg was sent to another endpoint, with what the same prefill leg has brought.
+    pub fn decode_moved(&self, endpoint: &Arc<Endpoint>, charge: Reservation, footing: Footing) {
+        if let Some(prefill) = self.prefill_endpoint() {
+            self.shared.row.set_pair(&prefill, endpoint);
+        }
+        self.take_seat(endpoint, charge, footing);
+        self.tell(Event::DecodeDispatched { endpoint: endpoint.id });
+    }
+
+    /// Keeps the charge of the leg whose reply the client gets.
+    fn take_seat(&self, endpoint: &Arc<Endpoint>, charge: Reservation, footing: Footing) {
         self.shared.footing.set(Some(footing));
         *self.shared.charge.borrow_mut() = Some(charge);
         *self.shared.endpoint.borrow_mut() = Some(Arc::clone(endpoint));
-        self.shared.row.set_endpoint(endpoint);
-        self.shared.tell(Event::Dispatched { endpoint: endpoint.id }, now);
     }
 
     /// No endpoint can be chosen. An order follows.
@@ -357,6 +491,7 @@ impl LifecycleHandle {
     pub fn ended(&self) {
         self.told_end.set(true);
         self.shared.release(None);
+        self.shared.release_prefill();
         self.tell(Event::Ended);
     }
 
@@ -397,6 +532,7 @@ impl Drop for LifecycleHandle {
     fn drop(&mut self) {
         self.shared.driver_gone.set(true);
         self.shared.release(None);
+        self.shared.release_prefill();
         if !self.told_end.get() && !self.shared.is_over() {
             self.tell(Event::ClientGone);
         }

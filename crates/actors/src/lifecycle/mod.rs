@@ -10,7 +10,7 @@ mod handle;
 mod table;
 mod worker;
 
-pub use handle::{Account, LifecycleHandle, Order};
+pub use handle::{Account, LifecycleHandle, Order, Staged};
 pub use table::{RequestRow, RequestTable, SloShown};
 pub use worker::{Ended, LifecycleCounts, LifecyclePort, LifecycleSettings, Lifecycles, WorkerLifecycles};
 

@@ -40,10 +40,17 @@ pub(super) struct Row {
     priority: Priority,
     arrived: Moment,
     phase: AtomicU8,
-    endpoint: Mutex<Option<Arc<Endpoint>>>,
+    places: Mutex<Places>,
     fared: OnceLock<Fared>,
     /// Where it lies among the live ones; read and written under the table's lock.
     place: AtomicUsize,
+}
+
+/// Where a request is.
+#[derive(Debug, Default)]
+struct Places {
+    endpoint: Option<Arc<Endpoint>>,
+    prefill: Option<Arc<Endpoint>>,
 }
 
 impl Row {
@@ -61,7 +68,7 @@ impl Row {
             priority,
             arrived,
             phase: AtomicU8::new(0),
-            endpoint: Mutex::default(),
+            places: Mutex::default(),
             fared: OnceLock::new(),
             place: AtomicUsize::new(0),
         }
@@ -84,8 +91,15 @@ impl Row {
         self.phase.store(number as u8, Ordering::Release);
     }
 
+    /// It is served whole here.
     pub(super) fn set_endpoint(&self, endpoint: &Arc<Endpoint>) {
-        *self.endpoint.lock() = Some(Arc::clone(endpoint));
+        *self.places.lock() = Places { endpoint: Some(Arc::clone(endpoint)), prefill: None };
+    }
+
+    /// It is split over these two.
+    pub(super) fn set_pair(&self, prefill: &Arc<Endpoint>, decode: &Arc<Endpoint>) {
+        let (endpoint, prefill) = (Some(Arc::clone(decode)), Some(Arc::clone(prefill)));
+        *self.places.lock() = Places { endpoint, prefill };
     }
 
     /// A request ends once; what is said of it later is not heard.
@@ -94,12 +108,17 @@ impl Row {
     }
 
     fn show(&self, now: Moment, ended: Option<Moment>) -> RequestRow {
+        let (endpoint, prefill_endpoint) = {
+            let places = self.places.lock();
+            let label = |place: &Option<Arc<Endpoint>>| place.as_ref().map(|each| each.spec.label());
+            (label(&places.endpoint), label(&places.prefill))
+        };
         RequestRow {
             id: self.id.clone(),
             phase: self.phase().as_str(),
             age_ms: now.millis_since(self.arrived),
-            endpoint: self.endpoint.lock().as_ref().map(|endpoint| endpoint.spec.label()),
-            prefill_endpoint: None,
+            endpoint,
+            prefill_endpoint,
             priority: self.priority.number(),
             model: self.model.clone(),
             route: self.route,

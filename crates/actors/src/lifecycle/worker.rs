@@ -52,7 +52,9 @@ pub struct Ended<'a> {
     pub account: &'a Account,
     /// The last endpoint that it was at.
     pub endpoint: Option<&'a Arc<Endpoint>>,
-    /// What was believed of that endpoint when it was sent there.
+    /// The endpoint that computed its prompt for that one, if it is split.
+    pub prefill: Option<&'a Arc<Endpoint>>,
+    /// What was believed of `endpoint` when it was sent there.
     pub footing: Option<&'a Footing>,
 }
 

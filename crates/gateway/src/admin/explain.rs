@@ -2,6 +2,7 @@
 
 use actix_web::HttpRequest;
 use rand::SeedableRng;
+use routing::decision::{CandidateCost, SplitDecision};
 use routing::request::{RequestShape, Route};
 use routing::router::Rng;
 use serde::Serialize;
@@ -18,7 +19,37 @@ pub(super) struct Explained {
     reason: &'static str,
     candidates: Vec<CandidateShown>,
     reverted: Vec<&'static str>,
+    /// Where endpoints have roles.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    split: Option<SplitShown>,
+    prefill_candidates: Vec<CandidateShown>,
     shape: ShapeShown,
+}
+
+/// Whether it is split, and why.
+#[derive(Debug, Serialize)]
+struct SplitShown {
+    split: bool,
+    reason: &'static str,
+    policy: &'static str,
+    prefill_reason: Option<&'static str>,
+    pair_ms: Option<f64>,
+    whole_ms: Option<f64>,
+    reverted: Vec<&'static str>,
+}
+
+impl From<&SplitDecision> for SplitShown {
+    fn from(decision: &SplitDecision) -> Self {
+        Self {
+            split: decision.reason.splits(),
+            reason: decision.reason.as_str(),
+            policy: decision.policy,
+            prefill_reason: decision.prefill.map(|prefill| prefill.reason.as_str()),
+            pair_ms: decision.pair_ms,
+            whole_ms: decision.whole_ms,
+            reverted: decision.reverted.to_vec(),
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -56,25 +87,27 @@ pub(super) fn explain(
     let decision = state.router.explain(&shape, state.clock.now(), &mut rng)?;
     let view = state.router.view();
     let label = |id| view.get(id).map(|endpoint| endpoint.spec.label());
+    let shown = |candidates: &[CandidateCost]| -> Vec<CandidateShown> {
+        let one = |each: &CandidateCost| CandidateShown {
+            url: label(each.endpoint),
+            cost_ms: each.cost_ms,
+            wait_ms: each.wait_ms,
+            warm_tokens: each.warm_tokens,
+            uncached_tokens: each.uncached_tokens,
+            running: each.running,
+            dropped_by: each.dropped_by,
+        };
+        candidates.iter().map(one).collect()
+    };
     Ok(Explained {
         policy: decision.policy,
         chosen: label(decision.chosen),
-        prefill: None,
+        prefill: decision.prefill().and_then(label),
         reason: decision.reason.as_str(),
-        candidates: decision
-            .candidates
-            .iter()
-            .map(|each| CandidateShown {
-                url: label(each.endpoint),
-                cost_ms: each.cost_ms,
-                wait_ms: each.wait_ms,
-                warm_tokens: each.warm_tokens,
-                uncached_tokens: each.uncached_tokens,
-                running: each.running,
-                dropped_by: each.dropped_by,
-            })
-            .collect(),
+        candidates: shown(&decision.candidates),
         reverted: decision.reverted.to_vec(),
+        split: decision.split.as_deref().map(SplitShown::from),
+        prefill_candidates: decision.split.as_ref().map_or_else(Vec::new, |split| shown(&split.candidates)),
         shape: ShapeShown {
             route: shape.route.as_str(),
             blocks: shape.blocks.len(),

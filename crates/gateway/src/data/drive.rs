@@ -5,81 +5,69 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
+use actix_web::HttpResponse;
 use actix_web::body::{BodySize, BoxBody};
 use actix_web::http::{ConnectionType, Method, Version};
-use actix_web::{HttpRequest, HttpResponse};
 use actors::lifecycle::{LifecycleHandle, Order};
-use bytes::Bytes;
+use routing::endpoint::Endpoint;
 use routing::lifecycle::GiveUp;
-use routing::retry::{LegFailure, LegFault};
-use routing::{Chosen, EndpointId};
+use routing::retry::LegFailure;
+use routing::{Chosen, Decision, EndpointId};
 use smallvec::SmallVec;
 
+use super::attempt::{Begun, Envelope, Outbound, Unserved, attempt};
 use super::kept::Kept;
-use super::leg::{Leg, More, Reader};
+use super::leg::Reader;
 use super::relay::{Relay, close};
-use super::upload::Upload;
+use super::split::Pair;
+use crate::connector;
 use crate::errors::EdgeError;
-use crate::headers::{self, BodyLength, Outgoing};
-use crate::request_id::RequestId;
-use crate::stream::Ending;
-use crate::upstream::{Head, OutBody};
+use crate::headers;
 use crate::worker::Worker;
 
 /// Endpoints that a request must not go to.
 pub(crate) type Shunned = SmallVec<[EndpointId; 3]>;
 
-/// What goes to the engine as the request's body.
-pub(crate) enum Outbound {
-    /// The client's bytes: can be sent again.
-    Whole(Bytes),
-    /// The client's bytes as they come: can be sent once.
-    Streamed(Option<Upload>),
-}
-
 /// One request on its way through.
 pub(crate) struct Driver {
-    worker: Rc<Worker>,
-    request: HttpRequest,
-    id: RequestId,
-    handle: LifecycleHandle,
+    pub(super) worker: Rc<Worker>,
+    pub(super) envelope: Envelope,
+    pub(super) handle: LifecycleHandle,
     outbound: Outbound,
-}
-
-/// A reply that has begun.
-struct Begun {
-    head: Head,
-    leg: Leg,
-}
-
-/// A try that has brought nothing for the client.
-enum Unserved {
-    /// It failed by itself; what an engine said in doing so is kept.
-    Failed(LegFailure, Option<Box<Kept>>),
-    /// The client's own body is at fault.
-    Client(EdgeError),
-    /// The lifecycle has ended it.
-    Ordered(Order),
+    /// Endpoints not to go to: those that were shunned from the start, and then those that failed it.
+    pub(super) tried: Shunned,
+    shunned: usize,
+    /// What the last engine that failed it has said.
+    pub(super) kept: Option<Box<Kept>>,
+    /// Whether it was split before, in vain.
+    was_split: bool,
 }
 
 impl Driver {
     pub(crate) fn new(
         worker: &Rc<Worker>,
-        request: HttpRequest,
-        id: RequestId,
+        envelope: Envelope,
         handle: LifecycleHandle,
         outbound: Outbound,
+        shunned: Shunned,
     ) -> Self {
-        Self { worker: Rc::clone(worker), request, id, handle, outbound }
+        Self {
+            worker: Rc::clone(worker),
+            envelope,
+            handle,
+            outbound,
+            shunned: shunned.len(),
+            tried: shunned,
+            kept: None,
+            was_split: false,
+        }
     }
 
     /// Sees the request through, up to a response whose body may still be coming.
-    pub(crate) async fn run(mut self, shunned: Shunned) -> HttpResponse {
-        let mut tried = shunned;
-        let mut kept = None;
+    pub(crate) async fn run(mut self) -> HttpResponse {
         let mut refusal = None;
         loop {
-            let order = match self.worker.choose(self.handle.shape(), &tried, self.handle.id()) {
+            let order = match self.worker.choose(self.handle.shape(), &self.tried, self.handle.id()) {
                 Err(refused) => {
                     let error = EdgeError::from(refused);
                     self.handle.note(|account| account.status = error.status.as_u16());
@@ -87,40 +75,63 @@ impl Driver {
                     self.handle.refused();
                     self.handle.order().await
                 }
-                Ok(chosen) => {
-                    tried.push(chosen.endpoint.id);
-                    match self.serve(chosen).await {
-                        Ok(response) => return response,
-                        Err((driver, unserved)) => {
-                            self = driver;
-                            match unserved {
-                                Unserved::Client(error) => return self.refuse(&error),
-                                Unserved::Ordered(order) => order,
-                                Unserved::Failed(failure, said) => {
-                                    kept = said;
-                                    self.handle.leg_failed(failure);
-                                    self.handle.order().await
-                                }
-                            }
+                Ok(chosen) => match self.send(chosen).await {
+                    Ok(response) => return response,
+                    Err((driver, unserved)) => {
+                        self = driver;
+                        match unserved {
+                            Unserved::Client(error) => return self.refuse(&error),
+                            Unserved::Answered(kept) => return kept.response(&self.envelope.id),
+                            Unserved::Ordered(order) => order,
+                            Unserved::Failed(failure, said) => self.failed(failure, said).await,
                         }
                     }
-                }
+                },
             };
-            let Some(response) = self.obey(order, &mut kept, refusal.take()).await else { continue };
+            let Some(response) = self.obey(order, refusal.take()).await else { continue };
             return response;
         }
     }
 
+    /// Tells the lifecycle of a failed leg; the order that follows.
+    pub(super) async fn failed(&mut self, failure: LegFailure, said: Option<Box<Kept>>) -> Order {
+        self.kept = said;
+        self.handle.leg_failed(failure);
+        self.handle.order().await
+    }
+
+    /// Learns which endpoints have failed it.
+    pub(super) fn update_tried(&mut self) {
+        self.tried.truncate(self.shunned);
+        self.handle.add_tried(&mut self.tried);
+    }
+
+    /// Sends the request to whom it was chosen for.
+    async fn send(mut self, mut chosen: Chosen) -> Result<HttpResponse, (Self, Unserved)> {
+        let prefill = chosen.prefill.take().map(|prefill| {
+            let connector = connector::named(prefill.endpoint.spec.connector());
+            (prefill, connector)
+        });
+        if let (Some((prefill, Some(connector))), Outbound::Whole(body)) = (prefill, &self.outbound) {
+            let pair = Pair { connector, body: body.clone(), prefill, decode: chosen.into() };
+            self.was_split = true;
+            // Kept apart, so that requests which are not split don't have to make room for it.
+            return Box::pin(self.serve_split(pair)).await;
+        }
+        if self.was_split {
+            self.worker.fell_back(&chosen.decision);
+        }
+        self.serve(chosen).await
+    }
+
     /// Follows an order; `None` means that another endpoint is to be tried.
-    async fn obey(
-        &mut self,
-        order: Order,
-        kept: &mut Option<Box<Kept>>,
-        refusal: Option<EdgeError>,
-    ) -> Option<HttpResponse> {
+    async fn obey(&mut self, order: Order, refusal: Option<EdgeError>) -> Option<HttpResponse> {
         let what = match order {
-            Order::RetryElsewhere { .. } if self.outbound.can_be_sent() => return None,
-            Order::RetryElsewhere { after } => {
+            Order::RetryElsewhere { .. } if self.outbound.can_be_sent() => {
+                self.update_tried();
+                return None;
+            }
+            Order::RetryElsewhere { after } | Order::DecodeElsewhere { after } => {
                 // The body has gone to the failed endpoint and can't be had again.
                 self.handle.refused();
                 match self.handle.order().await {
@@ -133,16 +144,16 @@ impl Driver {
                 return Some(self.respond(&EdgeError::of_end(&cause)));
             }
         };
-        Some(match (what, refusal, kept.take()) {
+        Some(match (what, refusal, self.kept.take()) {
             (GiveUp::Refusal, Some(error), _) => self.respond(&error),
-            (GiveUp::PassOn { .. }, _, Some(kept)) => kept.response(&self.id),
+            (GiveUp::PassOn { .. }, _, Some(kept)) => kept.response(&self.envelope.id),
             _ => self.respond(&EdgeError::of_give_up(&what)),
         })
     }
 
     fn respond(&self, error: &EdgeError) -> HttpResponse {
         let mut response = error.response();
-        response.headers_mut().insert(headers::X_REQUEST_ID, self.id.value().clone());
+        response.headers_mut().insert(headers::X_REQUEST_ID, self.envelope.id.value().clone());
         response
     }
 
@@ -156,152 +167,65 @@ impl Driver {
     async fn serve(mut self, chosen: Chosen) -> Result<HttpResponse, (Self, Unserved)> {
         let Chosen { decision, endpoint, reservation, footing, .. } = chosen;
         self.handle.dispatched(&endpoint, reservation, footing);
-        let begun = {
-            let mut attempt = pin!(attempt(
-                &self.worker,
-                &self.request,
-                &self.id,
-                &self.handle,
-                &mut self.outbound,
-                &endpoint,
-            ));
-            poll_fn(|context| {
-                if let Poll::Ready(order) = self.handle.poll_order(context) {
-                    return Poll::Ready(Err(Unserved::Ordered(order)));
-                }
-                attempt.as_mut().poll(context)
-            })
-            .await
-        };
-        let Begun { head, mut leg } = match begun {
-            Ok(begun) => begun,
-            Err(unserved) => return Err((self, unserved)),
-        };
-        let mut response = super::kept::head(&head, &self.id);
+        let begun = unless_ordered(
+            &self.handle,
+            attempt(&self.worker, &self.envelope, &self.handle, &mut self.outbound, &endpoint, None),
+        );
+        match begun.await.unwrap_or_else(|order| Err(Unserved::Ordered(order))) {
+            Ok(begun) => Ok(self.reply(begun, &endpoint, &decision)),
+            Err(unserved) => Err((self, unserved)),
+        }
+    }
+
+    /// The response that a reply becomes.
+    pub(super) fn reply(self, begun: Begun, endpoint: &Endpoint, decision: &Decision) -> HttpResponse {
+        let Begun { head, mut leg } = begun;
+        let mut response = super::kept::head(&head, &self.envelope.id);
         if self.worker.settings().explain_headers {
+            let prefill = self.handle.prefill_endpoint();
             headers::explain(
                 response.headers_mut(),
                 self.worker.state.router.own(),
                 &endpoint.spec,
-                &decision,
+                prefill.as_ref().map(|prefill| &prefill.spec),
+                decision,
             );
         }
         if let Some(whole) = leg.take_whole() {
             self.handle.note(|account| account.bytes = whole.len() as u64);
             self.handle.first_byte();
             close(&self.worker, &self.handle, leg.reader());
-            return Ok(if self.request.method() == Method::HEAD {
+            return if self.envelope.request.method() == Method::HEAD {
                 response.set_body(BoxBody::new(super::kept::HeadOnly::of(&head)))
             } else {
                 response.set_body(BoxBody::new(whole))
-            });
+            };
         }
         let size = match leg.reader() {
             Reader::Events(_) => BodySize::Stream,
             _ => head.content_length().map_or(BodySize::Stream, BodySize::Sized),
         };
-        if size == BodySize::Stream && self.request.version() < Version::HTTP_11 {
+        if size == BodySize::Stream && self.envelope.request.version() < Version::HTTP_11 {
             // Such a client knows no chunks: for it the reply ends with the connection.
             response.head_mut().no_chunking(true);
             response.head_mut().set_connection_type(ConnectionType::Close);
         }
         let relay = Relay::new(self.worker, self.handle, leg, size);
-        Ok(response.set_body(BoxBody::new(relay)))
+        response.set_body(BoxBody::new(relay))
     }
 }
 
-impl Outbound {
-    /// How the body's length is told. A method that has no use for a body has none, unless there is one.
-    fn length(&self, method: &Method) -> BodyLength {
-        match self {
-            Self::Whole(bytes) if bytes.is_empty() && matches!(*method, Method::GET | Method::HEAD) => {
-                BodyLength::Absent
-            }
-            Self::Whole(bytes) => BodyLength::Known(bytes.len() as u64),
-            Self::Streamed(upload) => {
-                upload.as_ref().and_then(Upload::announced).map_or(BodyLength::Chunked, BodyLength::Known)
-            }
-        }
-    }
-
-    fn can_be_sent(&self) -> bool {
-        !matches!(self, Self::Streamed(None))
-    }
-
-    fn take(&mut self) -> Option<OutBody> {
-        match self {
-            Self::Whole(bytes) => Some(OutBody::Whole(bytes.clone())),
-            Self::Streamed(upload) => upload.take().map(Upload::into_body),
-        }
-    }
-}
-
-/// One try: the request out, the head in, and the body up to its first byte that says something.
-async fn attempt(
-    worker: &Worker,
-    request: &HttpRequest,
-    id: &RequestId,
+/// What `leg` comes to, unless the lifecycle gives an order before.
+pub(super) async fn unless_ordered<T>(
     handle: &LifecycleHandle,
-    outbound: &mut Outbound,
-    endpoint: &routing::endpoint::Endpoint,
-) -> Result<Begun, Unserved> {
-    let failed = |fault| Unserved::Failed(LegFailure::new(fault), None);
-    let target = worker.upstream.target(endpoint.id, &endpoint.spec);
-    let method = request.method();
-    let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
-    let route = handle.shape().route;
-    let outgoing = Outgoing {
-        target: &target,
-        request_id: id.value(),
-        peer: request.peer_addr().map(|peer| peer.ip()),
-        plain_reply: route != routing::request::Route::Other,
-        length: outbound.length(method),
-    };
-    let head = headers::to_engine(method, path, request.headers(), &outgoing);
-    let upload = match outbound {
-        Outbound::Streamed(Some(upload)) => Some(upload.fault()),
-        _ => None,
-    };
-    let body = outbound.take().unwrap_or(OutBody::Whole(Bytes::new()));
-    let (head, reply) = match worker.upstream.send(&target, method.clone(), head, body).await {
-        Ok(reply) => reply,
-        Err(fault) => {
-            let clients = upload.and_then(|upload| upload.get());
-            return Err(clients.map_or_else(|| failed(fault), |fault| Unserved::Client(fault.into())));
+    leg: impl Future<Output = T>,
+) -> Result<T, Order> {
+    let mut leg = pin!(leg);
+    poll_fn(|context| {
+        if let Poll::Ready(order) = handle.poll_order(context) {
+            return Poll::Ready(Err(order));
         }
-    };
-    let status = head.status;
-    if LegFailure::is_retried_status(status) {
-        let kept = Kept::read(head, reply).await;
-        return Err(Unserved::Failed(kept.failure(), Some(Box::new(kept))));
-    }
-    handle.head_arrived(status);
-    let mut leg = Leg::new(reply, Reader::of(route, &head));
-    begin(&mut leg, handle, status).await.map_err(failed)?;
-    Ok(Begun { head, leg })
-}
-
-/// Waits for the first byte that says something. Until then the client has nothing, and another endpoint
-/// may still serve it.
-async fn begin(leg: &mut Leg, handle: &LifecycleHandle, status: u16) -> Result<(), LegFault> {
-    loop {
-        if leg.is_over() && !matches!(leg.reader(), Reader::Events(_)) {
-            break;
-        }
-        match poll_fn(|context| leg.poll_more(context)).await {
-            More::Bytes { events: 0 } => {}
-            More::Bytes { .. } => break,
-            More::Whole => break,
-            More::Failed(fault) => return Err(fault),
-        }
-    }
-    match leg.reader() {
-        Reader::Events(scanner) if scanner.ending() == Ending::Failed && !scanner.error_is_clients() => {
-            Err(LegFault::ErrorEvent)
-        }
-        // A stream that was promised and brought nothing is not one.
-        Reader::Events(scanner) if scanner.events() == 0 => Err(LegFault::Truncated),
-        _ if leg.is_empty() && handle.shape().stream && status < 300 => Err(LegFault::Truncated),
-        _ => Ok(()),
-    }
+        leg.as_mut().poll(context).map(Ok)
+    })
+    .await
 }

@@ -45,6 +45,11 @@ impl Kept {
         Self { head, body: read.freeze() }
     }
 
+    /// Its status.
+    pub(crate) const fn status(&self) -> u16 {
+        self.head.status
+    }
+
     /// How the leg failed.
     pub(crate) fn failure(&self) -> LegFailure {
         let told = self.head.get("retry-after").and_then(|value| std::str::from_utf8(value).ok());

@@ -1,11 +1,14 @@
 //! The public listener: what clients of the engines see.
 
+mod attempt;
 mod drive;
 mod face;
+mod handoff;
 mod intake;
 mod kept;
 mod leg;
 mod relay;
+mod split;
 mod upload;
 
 use std::rc::Rc;
@@ -20,8 +23,10 @@ use routing::Moment;
 use routing::request::{HeaderView, RequestShape, Route};
 use serde::Serialize;
 
-use self::drive::{Driver, Outbound, Shunned};
+use self::attempt::{Envelope, Outbound};
+use self::drive::{Driver, Shunned};
 use self::face::Face;
+pub(crate) use self::split::LegName;
 use self::upload::Upload;
 use crate::errors::{BodyFault, EdgeError};
 use crate::headers::X_REQUEST_ID;
@@ -224,8 +229,9 @@ async fn drive(
     shunned: Shunned,
 ) -> Answer {
     let handle = worker.lifecycles.begin(id.as_str().to_owned(), shape, arrived);
-    let driver = Driver::new(worker, request.clone(), id.clone(), handle, outbound);
-    Answer::Driven(driver.run(shunned).await)
+    let envelope = Envelope { request: request.clone(), id: id.clone() };
+    let driver = Driver::new(worker, envelope, handle, outbound, shunned);
+    Answer::Driven(driver.run().await)
 }
 
 /// The whole body of a request to the admin listener.

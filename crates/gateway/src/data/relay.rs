@@ -100,7 +100,10 @@ impl Relay {
         self.leg.hang_up();
         let cause = match order {
             Order::EndWithErrorEvent(cause) => Some(cause),
-            Order::CutReply(_) | Order::GiveUp(_) | Order::RetryElsewhere { .. } => None,
+            Order::CutReply(_)
+            | Order::GiveUp(_)
+            | Order::RetryElsewhere { .. }
+            | Order::DecodeElsewhere { .. } => None,
         };
         self.stage = match (cause, self.leg.reader()) {
             // The engine has said so itself.

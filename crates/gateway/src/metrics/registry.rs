@@ -34,6 +34,12 @@ pub struct Metrics {
     pub(super) decisions: IntCounterVec,
     pub(super) filter_reverted: IntCounterVec,
     pub(super) retries: IntCounterVec,
+    pub(super) pd_split: IntCounterVec,
+    pub(super) pd_fallbacks: IntCounterVec,
+    pub(super) handoff_failures: IntCounterVec,
+    pub(super) load_imbalance: IntCounterVec,
+    pub(super) kv_released: IntCounter,
+    pub(super) kv_stranded: IntCounter,
     pub(super) endpoint_running: IntGaugeVec,
     pub(super) endpoint_up: IntGaugeVec,
     pub(super) gossip_age_seconds: GaugeVec,
@@ -125,6 +131,34 @@ impl Metrics {
                 &["filter"],
             )?,
             retries: made.counters("retries_total", "Legs tried elsewhere, by what failed.", &["reason"])?,
+            pd_split: made.counters(
+                "pd_split_total",
+                "Decisions whether a prefill and a decode endpoint share a request, by why.",
+                &["split", "reason"],
+            )?,
+            pd_fallbacks: made.counters(
+                "pd_fallbacks_total",
+                "Requests served whole after a split of them had failed, by why they were not split again.",
+                &["reason"],
+            )?,
+            handoff_failures: made.counters(
+                "handoff_failures_total",
+                "Legs of split requests that failed before the first byte, by what failed.",
+                &["leg", "reason"],
+            )?,
+            load_imbalance: made.counters(
+                "load_imbalance_total",
+                "Decisions by load alone because endpoints were too unevenly loaded, by role.",
+                &["role"],
+            )?,
+            kv_released: made.counter(
+                "kv_released_total",
+                "Prompts computed for a decode that nobody wanted any more, let go of by their engine.",
+            )?,
+            kv_stranded: made.counter(
+                "kv_stranded",
+                "Of these, prompts that nobody could be sent to take over: they stay until the engine's own limit.",
+            )?,
             endpoint_running: made.gauges(
                 "endpoint_running",
                 "Requests in flight through all replicas.",

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 
 use hashbrown::HashMap;
 use prometheus::{Histogram, IntCounter};
+use routing::decision::SplitReason;
 use routing::endpoint::Role;
 use routing::lifecycle::{Outcome, Verdict};
 use routing::qoe::{Fared, Target};
@@ -11,6 +12,7 @@ use routing::request::{Priority, Route};
 use routing::{Decision, EndpointId, Reason};
 
 use super::Metrics;
+use crate::data::LegName;
 
 /// Combinations kept resolved per worker and metric. Far above what the configured names can form at any one
 /// time; it bounds what years of changing endpoints leave behind.
@@ -27,6 +29,7 @@ pub(crate) struct WorkerMetrics {
     qoe: Resolved<Priority, Histogram>,
     slo: Resolved<(Priority, &'static str, Target), IntCounter>,
     decisions: Resolved<(&'static str, Reason), IntCounter>,
+    splits: Resolved<SplitReason, IntCounter>,
 }
 
 impl WorkerMetrics {
@@ -40,6 +43,7 @@ impl WorkerMetrics {
             qoe: Resolved::default(),
             slo: Resolved::default(),
             decisions: Resolved::default(),
+            splits: Resolved::default(),
         }
     }
 
@@ -59,25 +63,62 @@ impl WorkerMetrics {
         models.insert(model.to_owned(), counter);
     }
 
-    /// An endpoint was chosen.
-    pub(crate) fn decision(&self, decision: &Decision) {
-        let (policy, reason) = (decision.policy, decision.reason);
+    /// An endpoint of this role was chosen, or a pair of which it decodes.
+    pub(crate) fn decision(&self, decision: &Decision, role: Role) {
+        self.choice((decision.policy, decision.reason), role, &decision.reverted);
+        let Some(split) = &decision.split else { return };
+        let splits = if split.reason.splits() { "yes" } else { "no" };
+        self.splits
+            .get(split.reason, || self.metrics.pd_split.with_label_values(&[splits, split.reason.as_str()]))
+            .inc();
+        // Another decode endpoint goes with a prefill that was chosen before.
+        if let Some(prefill) = split.prefill.filter(|_| split.reason != SplitReason::Prefilled) {
+            self.choice((split.policy, prefill.reason), Role::Prefill, &split.reverted);
+        }
+    }
+
+    fn choice(&self, (policy, reason): (&'static str, Reason), role: Role, reverted: &[&'static str]) {
         self.decisions
             .get((policy, reason), || self.metrics.decisions.with_label_values(&[policy, reason.as_str()]))
             .inc();
-        for filter in &decision.reverted {
+        if reason == Reason::ImbalancedLeastLoad {
+            self.metrics.load_imbalance.with_label_values(&[role.as_str()]).inc();
+        }
+        for filter in reverted {
             self.metrics.filter_reverted.with_label_values(&[filter]).inc();
         }
     }
 
-    /// How a request went, phase by phase.
+    /// A leg of a split request failed.
+    pub(crate) fn handoff_failed(&self, leg: LegName, reason: &str) {
+        self.metrics.handoff_failures.with_label_values(&[leg.as_str(), reason]).inc();
+    }
+
+    /// A request that had been split is served whole.
+    pub(crate) fn fell_back(&self, reason: SplitReason) {
+        self.metrics.pd_fallbacks.with_label_values(&[reason.as_str()]).inc();
+    }
+
+    /// An engine let go of KV that nobody wanted.
+    pub(crate) fn kv_released(&self) {
+        self.metrics.kv_released.inc();
+    }
+
+    /// An engine could not be had to.
+    pub(crate) fn kv_stranded(&self) {
+        self.metrics.kv_stranded.inc();
+    }
+
+    /// How a request went, phase by phase. `role` is that of the endpoint whose reply the client got.
     pub(crate) fn outcome(&self, outcome: &Outcome, role: Role, priority: Priority) {
+        let prefill_role = if outcome.prefill_endpoint.is_some() { Role::Prefill } else { role };
         let phases = [
-            ("queued", Some(outcome.queued_ms)),
-            ("prefilling", outcome.prefill_ms),
-            ("decoding", outcome.decode_ms),
+            ("queued", role, Some(outcome.queued_ms)),
+            ("prefilling", prefill_role, outcome.prefill_ms),
+            ("handed-off", role, outcome.handoff_ms),
+            ("decoding", role, outcome.decode_ms),
         ];
-        for (phase, ms) in phases {
+        for (phase, role, ms) in phases {
             if let Some(ms) = ms {
                 let labels = || self.metrics.phase_seconds.with_label_values(&[phase, role.as_str()]);
                 self.phases.get((phase, role), labels).observe(ms / 1_000.0);

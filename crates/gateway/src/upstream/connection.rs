@@ -182,6 +182,11 @@ impl Exchange {
         }
     }
 
+    /// Whether all of the request was written.
+    pub(super) const fn is_sent(&self) -> bool {
+        self.sending.is_none()
+    }
+
     fn broken(&self) -> ExchangeFault {
         if self.buffer.is_empty() {
             ExchangeFault::Silently(LegFault::Reset)

@@ -10,7 +10,7 @@ mod framing;
 mod head;
 mod pool;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
@@ -125,6 +125,8 @@ impl Upstream {
     /// A whole body that went out on a connection which had been idle, and was answered by nothing but its
     /// end, is sent again on a new one: the engine has closed it at the same time.
     ///
+    /// `sent`, if it is wanted, turns true when the engine has been given all of the request.
+    ///
     /// # Errors
     /// How the leg failed, as the retry plan wants to know it.
     pub(crate) async fn send(
@@ -133,26 +135,24 @@ impl Upstream {
         method: Method,
         head: BytesMut,
         body: OutBody,
+        sent: Option<&Cell<bool>>,
     ) -> Result<(Head, ReplyBody), LegFault> {
         if let Some(stream) = self.pool.take(target.endpoint) {
-            let OutBody::Whole(bytes) = &body else {
-                return self.exchange(stream, target, method, head, body).await.map_err(ExchangeFault::fault);
+            let again = match &body {
+                OutBody::Whole(bytes) => Some((head.clone(), OutBody::Whole(bytes.clone()))),
+                OutBody::Streamed { .. } => None,
             };
-            let again = (head.clone(), OutBody::Whole(bytes.clone()));
-            match self.exchange(stream, target, method.clone(), head, body).await {
-                Err(ExchangeFault::Silently(_)) => {
+            match (self.exchange(stream, target, method.clone(), head, body, sent).await, again) {
+                (Err(ExchangeFault::Silently(_)), Some((head, body))) => {
                     let stream = self.open(target).await?;
-                    let (head, body) = again;
-                    return self
-                        .exchange(stream, target, method, head, body)
-                        .await
-                        .map_err(ExchangeFault::fault);
+                    let exchanged = self.exchange(stream, target, method, head, body, sent).await;
+                    return exchanged.map_err(ExchangeFault::fault);
                 }
-                other => return other.map_err(ExchangeFault::fault),
+                (other, _) => return other.map_err(ExchangeFault::fault),
             }
         }
         let stream = self.open(target).await?;
-        self.exchange(stream, target, method, head, body).await.map_err(ExchangeFault::fault)
+        self.exchange(stream, target, method, head, body, sent).await.map_err(ExchangeFault::fault)
     }
 
     async fn exchange(
@@ -162,9 +162,17 @@ impl Upstream {
         method: Method,
         head: BytesMut,
         body: OutBody,
+        sent: Option<&Cell<bool>>,
     ) -> Result<(Head, ReplyBody), ExchangeFault> {
         let mut exchange = Exchange::new(stream, self.pool.buffer(), method, head, body);
-        let (head, framing, reusable) = poll_fn(|context| exchange.poll_head(context)).await?;
+        let (head, framing, reusable) = poll_fn(|context| {
+            let head = exchange.poll_head(context);
+            if let Some(sent) = sent {
+                sent.set(exchange.is_sent());
+            }
+            head
+        })
+        .await?;
         let home = reusable.then(|| (Rc::downgrade(&self.pool), target.endpoint));
         Ok((head, ReplyBody::new(exchange, framing, home)))
     }

@@ -18,6 +18,13 @@ pub(super) fn settings(values: &Values, checked: &Checked<'_>, faults: &mut Vec<
     if let Some(policy) = named::<PolicyName>("policy", values.one("policy"), &mut numbers, faults) {
         settings.policy = policy;
     }
+    let mut leg =
+        |key, faults: &mut Vec<Fault>| named::<PolicyName>(key, values.one(key), &mut numbers, faults);
+    settings.prefill_policy = leg("prefill_policy", faults);
+    settings.decode_policy = leg("decode_policy", faults);
+    if let Some(split) = checked.get("split") {
+        settings.split = split;
+    }
     settings.affinity = named::<AffinityName>("affinity", values.one("affinity"), &mut numbers, faults);
     for text in values.all("endpoint_filter") {
         settings.filters.extend(named::<FilterName>("endpoint_filter", Some(text), &mut numbers, faults));
@@ -86,7 +93,11 @@ fn named<T: FromStr + Copy + AsName>(
     let text = text?;
     let mut parts = text.split(',').map(str::trim);
     let name = parts.next().unwrap_or_default();
-    let kind = if key == "endpoint_filter" { "filter" } else { key };
+    let kind = match key {
+        "endpoint_filter" => "filter",
+        "prefill_policy" | "decode_policy" => "policy",
+        _ => key,
+    };
     for part in parts {
         match part.split_once('=') {
             Some((number, value)) => numbers.push(Number {

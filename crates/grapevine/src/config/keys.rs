@@ -37,6 +37,8 @@ pub enum Kind {
     Endpoint,
     /// `NAME[,key=value]...` of a policy.
     Policy,
+    /// The same of one that chooses a single endpoint.
+    LegPolicy,
     /// `NAME[,key=value]...` of an endpoint filter.
     Filter,
     /// `NAME[,key=value]...` of an affinity.
@@ -66,6 +68,11 @@ impl Kind {
             Self::Policy => {
                 format!("{}, each with [,key=value]...", names(PolicyName::ALL, PolicyName::as_str))
             }
+            Self::LegPolicy => {
+                let apart: Vec<PolicyName> =
+                    PolicyName::ALL.iter().copied().filter(|policy| !policy.is_joint()).collect();
+                format!("{}, each with [,key=value]...", names(&apart, PolicyName::as_str))
+            }
             Self::Filter => {
                 format!("{}, each with [,key=value]...", names(FilterName::ALL, FilterName::as_str))
             }
@@ -90,7 +97,9 @@ impl Kind {
             Self::Header => value.parse::<hyper::header::HeaderName>().is_ok(),
             Self::LogFilter => EnvFilter::builder().parse(value).is_ok() && !value.is_empty(),
             Self::File => std::fs::File::open(value).is_ok(),
-            Self::Endpoint | Self::Policy | Self::Filter | Self::Affinity => !value.is_empty(),
+            Self::Endpoint | Self::Policy | Self::LegPolicy | Self::Filter | Self::Affinity => {
+                !value.is_empty()
+            }
         }
     }
 }
@@ -144,8 +153,8 @@ const fn live(mut key: Key) -> Key {
 }
 
 use Kind::{
-    Address, Affinity, Choice, Endpoint, File, Filter, Header, HostPort, Integer, LogFilter, Number, Policy,
-    Switch, Text,
+    Address, Affinity, Choice, Endpoint, File, Filter, Header, HostPort, Integer, LegPolicy, LogFilter,
+    Number, Policy, Switch, Text,
 };
 
 /// A day in ms: the most that any time limit can be.
@@ -181,6 +190,24 @@ pub const KEYS: &[Key] = &[
     )),
     many(live(key("endpoint", Endpoint, "", "an engine"))),
     live(key("policy", Policy, "cost", "how an endpoint is chosen")),
+    live(key(
+        "split",
+        Choice(&["auto", "always", "never"]),
+        "auto",
+        "where endpoints have roles: when one computes a request's prompt and another decodes; auto: when it pays",
+    )),
+    live(key(
+        "prefill_policy",
+        LegPolicy,
+        "",
+        "where endpoints have roles: how the one that prefills is chosen; default: as `policy` says",
+    )),
+    live(key(
+        "decode_policy",
+        LegPolicy,
+        "",
+        "where endpoints have roles: how the one that decodes, or serves whole, is chosen; default: as `policy` says",
+    )),
     many(live(key(
         "endpoint_filter",
         Filter,
@@ -212,7 +239,12 @@ pub const KEYS: &[Key] = &[
         "file with the token that the admin listener asks for (Authorization: Bearer)",
     )),
     key("workers", Integer(1, 256), "", "threads that serve requests; default: the number of cores"),
-    live(key("explain_headers", Switch, "false", "reply headers x-grapevine-replica, -endpoint, -decision")),
+    live(key(
+        "explain_headers",
+        Switch,
+        "false",
+        "reply headers x-grapevine-replica, -endpoint, -prefill-endpoint, -decision",
+    )),
     key("log", LogFilter, "info", "log filter, such as info or grapevine=debug,routing=debug"),
     key("log_format", Choice(&["text", "json"]), "text", "log lines for people or for machines"),
     live(key(

@@ -42,7 +42,7 @@ fn other_value(key: &Key) -> String {
         Kind::LogFilter => "debug".to_owned(),
         Kind::File => concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml").to_owned(),
         Kind::Endpoint => "http://other:4444,role=decode".to_owned(),
-        Kind::Policy => "round-robin".to_owned(),
+        Kind::Policy | Kind::LegPolicy => "round-robin".to_owned(),
         Kind::Filter => "kv-pressure".to_owned(),
         Kind::Affinity => "none".to_owned(),
     }

@@ -221,7 +221,8 @@ impl Lifecycle {
         if !prefill_is_gone {
             effects.extend(blame(endpoint, &failure));
         }
-        self.plan.dispatched(endpoint);
+        // Whoever is at fault is not chosen again; the other may be all that is left.
+        self.plan.dispatched(if prefill_is_gone { parted.prefill } else { endpoint });
         let next = self.plan.next(&failure, endpoint, in_flight, now);
         self.failed.push(FailedTry { endpoint, failure, next });
         if let (Some(staged), Ok(_), false, LegOrder::PrefillFirst) =

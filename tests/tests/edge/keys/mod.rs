@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 use grapevine::config::KEYS;
 
-use crate::{actors, admin, drain, reload};
+use crate::{actors, admin, drain, pairs, reload};
 
 /// Which test fails when a key no longer does anything.
 const SHOWN_BY: &[(&str, fn())] = &[
@@ -26,6 +26,9 @@ const SHOWN_BY: &[(&str, fn())] = &[
     ("cluster_key_file", gossip::replicas_without_the_key_are_not_listened_to),
     ("endpoint", choosing::every_key_of_an_endpoint_is_shown_and_its_role_models_and_ranks_count),
     ("policy", reload::a_reload_changes_policy_filters_numbers_and_endpoints_and_keeps_everything_else),
+    ("split", pairs::when::split_says_whether_prompts_are_ever_or_always_split),
+    ("prefill_policy", pairs::when::each_leg_is_chosen_by_its_own_policy),
+    ("decode_policy", pairs::when::each_leg_is_chosen_by_its_own_policy),
     ("endpoint_filter", choosing::a_filter_leaves_out_the_endpoint_that_queues),
     ("affinity", choosing::an_affinity_before_least_load_brings_a_prompt_back),
     ("session_header", choosing::only_the_configured_header_names_a_session),

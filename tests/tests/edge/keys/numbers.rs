@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use grapevine::config::{Sources, numbers, read};
 use rand::SeedableRng as _;
 use routing::endpoint::{EndpointSpec, Served, Signal};
-use routing::facts::{LoadRow, ObservedRow, Pulse, SpeedRow};
+use routing::facts::{LedgerRecord, LoadRow, ObservedRow, Pulse, SpeedRow};
 use routing::request::{RequestShape, Route};
 use routing::{Decision, EndpointId, Moment, ReplicaId, Rng, Router};
 
@@ -135,6 +135,64 @@ const NUMBERS: &[Shown] = &[
         },
     },
     Shown {
+        key: "policy.pd-cost.split_tokens_min",
+        values: ["256", "4000"],
+        seen: ["paid", "short"],
+        look: |scene| scene.whether_split(1_000),
+    },
+    Shown {
+        key: "policy.pd-cost.transfer_us_per_token",
+        values: ["5", "5000"],
+        seen: ["paid", "costlier"],
+        look: |scene| scene.whether_split(1_000),
+    },
+    Shown {
+        key: "policy.pd-cost.handoff_ms",
+        values: ["10", "10000"],
+        seen: ["paid", "costlier"],
+        look: |scene| scene.whether_split(1_000),
+    },
+    Shown {
+        key: "policy.pd-cost.zone_ms",
+        values: ["10", "10000"],
+        seen: ["paid", "costlier"],
+        look: |scene| scene.whether_split(1_000),
+    },
+    // Serving it whole takes nothing from anybody.
+    Shown {
+        key: "policy.pd-cost.slowdown",
+        values: ["0.75", "0"],
+        seen: ["paid", "costlier"],
+        look: |scene| scene.whether_split(1_000),
+    },
+    // Nobody else is to decode there.
+    Shown {
+        key: "policy.pd-cost.decodes_expected",
+        values: ["2", "0"],
+        seen: ["paid", "costlier"],
+        look: |scene| scene.whether_split(1_000),
+    },
+    Shown {
+        key: "policy.pd-load-aware.imbalance_abs",
+        values: ["8", "9"],
+        seen: ["leaves", "stays"],
+        look: |scene| scene.prefill_of_a_warm_prompt(&[(9, 0), (9, 0), (0, 0)]),
+    },
+    // Mean 2.7, deviation 4.6.
+    Shown {
+        key: "policy.pd-load-aware.sigma_factor",
+        values: ["1", "2"],
+        seen: ["leaves", "stays"],
+        look: |scene| scene.prefill_of_a_warm_prompt(&[(8, 0), (0, 0), (0, 0)]),
+    },
+    // All of them later than the first token is expected, the warm one by 100 ms more.
+    Shown {
+        key: "policy.pd-qoe.tie_qoe",
+        values: ["0.01", "1"],
+        seen: ["leaves", "stays"],
+        look: |scene| scene.prefill_of_a_warm_prompt(&[(1, 8_600), (1, 7_200), (1, 7_200)]),
+    },
+    Shown {
         key: "filter.kv-pressure.kv_ratio_max",
         values: ["0.9", "1"],
         seen: ["kv-pressure", "kept"],
@@ -156,6 +214,7 @@ const NUMBERS: &[Shown] = &[
 ];
 
 const NOW: Moment = Moment::from_millis(1_000);
+const EARLIER: Moment = Moment::from_millis(500);
 /// The other numbers of `cost`, so that a change of a default does not change a scene.
 const COST: &str = ",tie_ms=2,wait_weight=1,prefill_weight=1,decode_weight=0.1,kv_pressure_ms=500,waiting_request_tokens=512";
 /// Endpoints of a scene.
@@ -175,7 +234,8 @@ fn text(name: &str, bytes: usize) -> String {
         .collect()
 }
 
-/// A core as a flag has made it, with endpoints that are in use. The first of them is called home.
+/// A core as a flag has made it, with endpoints that are in use. The first of them is called home. Where the policy
+/// is one for pairs, the last one decodes, in another zone than the others, which prefill.
 struct Scene {
     router: Router,
     ids: Vec<EndpointId>,
@@ -187,11 +247,20 @@ impl Scene {
         let [kind, name, number] = key.split('.').collect::<Vec<_>>()[..] else { panic!("{key}") };
         let flag = if kind == "filter" { "endpoint_filter" } else { "policy" };
         let others = if name == "cost" { COST } else { "" };
-        let flags = vec![(flag, vec![format!("{name}{others},{number}={value}")])];
+        let mut flags = vec![(flag, vec![format!("{name}{others},{number}={value}")])];
+        let has_roles = name.starts_with("pd-");
+        if has_roles && name != "pd-cost" {
+            flags.push(("split", vec!["always".to_owned()]));
+        }
         let config =
             read(&Sources { flags, ..Sources::default() }).unwrap_or_else(|faults| panic!("{faults}"));
         let router = Router::new(ReplicaId::new("a"), 1, config.core).expect("checked settings");
-        let urls = (0..ENDPOINTS).map(|number| format!("http://10.0.0.{number}:8000"));
+        let role = |number| match number {
+            _ if !has_roles => "",
+            number if number + 1 == ENDPOINTS => ",role=decode,zone=b",
+            _ => ",role=prefill,zone=a",
+        };
+        let urls = (0..ENDPOINTS).map(|number| format!("http://10.0.0.{number}:8000{}", role(number)));
         let specs: Vec<_> = urls.flat_map(|url| EndpointSpec::parse(&url).expect("a URL")).collect();
         let ids: Vec<_> = specs.iter().map(EndpointSpec::id).collect();
         router.set_endpoints(specs, NOW);
@@ -285,6 +354,25 @@ impl Scene {
         self.warm_up(&prompt);
         then(self);
         self.whether_home(&prompt)
+    }
+
+    /// Whether a cold prompt of so many tokens would be split, and why.
+    fn whether_split(&self, tokens: usize) -> String {
+        let decision = self.explained(&text("cold", tokens * 4));
+        decision.split.expect("there are roles").reason.as_str().to_owned()
+    }
+
+    /// Whether a prompt of 1,000 tokens that is warm at home would be prefilled there, beside requests in flight
+    /// and prompt tokens of others at each.
+    fn prefill_of_a_warm_prompt(&self, loads: &[(u32, u32)]) -> String {
+        let prompt = text("warm", 4_000);
+        let blocks = self.shape(&prompt).blocks;
+        // Long enough ago for it not to be a request in flight.
+        self.router.merge_ledger(&[LedgerRecord::Place { endpoint: self.home(), blocks }], EARLIER);
+        let row = |(id, load): (&EndpointId, &(u32, u32))| (*id, load.0, load.1, 0);
+        self.load(&self.ids.iter().zip(loads).map(row).collect::<Vec<_>>());
+        let at_home = self.explained(&prompt).prefill() == Some(self.home());
+        if at_home { "stays" } else { "leaves" }.to_owned()
     }
 
     /// What leaves home out after `then`.

@@ -48,6 +48,14 @@ impl Answer {
         Self::Whole(200, "", completion(prompt_tokens, completion_tokens))
     }
 
+    /// What is in a reply in one piece.
+    pub fn body(&self) -> &str {
+        match self {
+            Self::Whole(_, _, body) => body,
+            _ => "",
+        }
+    }
+
     /// A stream of `tokens` pieces, one every `pause`.
     pub fn stream(tokens: usize, pause: Duration) -> Self {
         Self::Events((0..tokens).map(piece).collect(), pause)

@@ -1,0 +1,44 @@
+//! How a request that is split over two engines is said to each of them, by what moves the KV between them.
+//!
+//! The main choice: a leg is the client's own bytes with a few fields changed where they stand ([`edit`]); what an
+//! engine says of what it holds is opaque, and passed on as it came. What is made here lives and ends with one
+//! request: parameters that went with another body would give a wrong answer, and spoil the engine's cache for
+//! others.
+
+mod edit;
+mod nixl;
+mod plain;
+
+use bytes::Bytes;
+use routing::lifecycle::LegOrder;
+use routing::retry::LegFault;
+
+pub(crate) use nixl::Nixl;
+pub(crate) use plain::Plain;
+
+/// One way of handing KV over.
+pub(crate) trait Connector: Sync {
+    /// Which leg goes when.
+    fn order(&self) -> LegOrder;
+
+    /// The body of the prefill leg: `body`, which is a JSON object, as far as computing its prompt goes.
+    fn prefill_leg(&self, body: &Bytes) -> Bytes;
+
+    /// The body of the decode leg: `body` with what the prefill leg's `reply` says.
+    ///
+    /// # Errors
+    /// If the reply does not say what is needed.
+    fn decode_leg(&self, body: &Bytes, reply: &[u8]) -> Result<Bytes, LegFault>;
+
+    /// Whether an engine holds what it has computed until it was taken over, so that it must be told if nobody will.
+    fn pins(&self) -> bool;
+}
+
+/// The connector called `name`, if it is one that this gateway speaks.
+pub(crate) fn named(name: &str) -> Option<&'static dyn Connector> {
+    match name {
+        "vllm-nixl" => Some(&Nixl),
+        "none" => Some(&Plain),
+        _ => None,
+    }
+}

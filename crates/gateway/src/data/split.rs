@@ -1,0 +1,192 @@
+//! Drives a request that is split over two engines: the prefill leg, the handoff, and the decode leg, which goes
+//! elsewhere with the same handoff while the lifecycle says so.
+
+use std::future::pending;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use actix_web::HttpResponse;
+use actors::lifecycle::{Order, Staged};
+use bytes::Bytes;
+use routing::decision::{Footing, PrefillLeg};
+use routing::endpoint::Endpoint;
+use routing::reserve::Reservation;
+use routing::retry::LegFailure;
+use routing::{Chosen, Decision};
+use tokio::sync::oneshot;
+
+use super::attempt::{Outbound, Unserved, attempt};
+use super::drive::{Driver, unless_ordered};
+use super::handoff::{Handoff, Prefilled};
+use super::kept::Kept;
+use crate::connector::Connector;
+
+/// The two endpoints of a split request, and how KV goes from one to the other.
+pub(super) struct Pair {
+    pub(super) connector: &'static dyn Connector,
+    pub(super) body: Bytes,
+    pub(super) prefill: PrefillLeg,
+    pub(super) decode: Seat,
+}
+
+/// Where a decode leg goes.
+pub(super) struct Seat {
+    decision: Decision,
+    endpoint: Arc<Endpoint>,
+    reservation: Reservation,
+    footing: Footing,
+}
+
+impl From<Chosen> for Seat {
+    fn from(chosen: Chosen) -> Self {
+        let Chosen { decision, endpoint, reservation, footing, .. } = chosen;
+        Self { decision, endpoint, reservation, footing }
+    }
+}
+
+/// What is left of a seat once its charge is with the lifecycle.
+struct Dispatched {
+    decision: Decision,
+    endpoint: Arc<Endpoint>,
+}
+
+/// Which leg of a split request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LegName {
+    Prefill,
+    Decode,
+}
+
+impl LegName {
+    /// The name in labels.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+}
+
+impl Driver {
+    /// Sends the request to a pair of endpoints and makes a response of what comes.
+    pub(super) async fn serve_split(mut self, pair: Pair) -> Result<HttpResponse, (Self, Unserved)> {
+        let Pair { connector, body, prefill, decode } = pair;
+        let route = self.handle.shape().route;
+        let (handoff, prefilled) = Handoff::begin(
+            &self.worker,
+            (&self.envelope, route),
+            connector,
+            &body,
+            (&prefill.endpoint, &decode.endpoint),
+        );
+        let footing = prefill.footing;
+        let Seat { decision, endpoint, reservation, footing: decode_footing } = decode;
+        let staged = Rc::clone(&handoff) as Rc<dyn Staged>;
+        self.handle.split(prefill, staged, connector.order(), (&endpoint, reservation, decode_footing));
+        match unless_ordered(&self.handle, told(prefilled)).await {
+            Err(order) => {
+                self.count_failed(LegName::Prefill, &order);
+                return Err((self, Unserved::Ordered(order)));
+            }
+            Ok(Prefilled::Answered(kept)) => return Ok(self.prefill_answered(*kept)),
+            Ok(Prefilled::Failed(failure, said)) => {
+                self.kept = said;
+                let order = self.prefill_failed(failure).await;
+                return Err((self, Unserved::Ordered(order)));
+            }
+            Ok(Prefilled::Ready { usage, took_ms }) => {
+                self.worker.prefilled(self.handle.shape(), footing, usage, took_ms);
+                self.handle.handed_off();
+            }
+        }
+        self.handle.decode_dispatched();
+        self.decode(&handoff, Dispatched { decision, endpoint }).await
+    }
+
+    /// Sends the decode leg, and again elsewhere while the lifecycle says so.
+    async fn decode(
+        mut self,
+        handoff: &Handoff,
+        mut at: Dispatched,
+    ) -> Result<HttpResponse, (Self, Unserved)> {
+        loop {
+            let mut leg = Outbound::Whole(handoff.decode_leg().unwrap_or_default());
+            handoff.taken().set(false);
+            let begun = unless_ordered(
+                &self.handle,
+                attempt(
+                    &self.worker,
+                    &self.envelope,
+                    &self.handle,
+                    &mut leg,
+                    &at.endpoint,
+                    Some(handoff.taken()),
+                ),
+            );
+            let order = match begun.await.unwrap_or_else(|order| Err(Unserved::Ordered(order))) {
+                Ok(begun) => return Ok(self.reply(begun, &at.endpoint, &at.decision)),
+                Err(Unserved::Answered(kept)) => {
+                    handoff.taken().set(false);
+                    self.handle.ended();
+                    return Ok(kept.response(&self.envelope.id));
+                }
+                Err(Unserved::Ordered(order)) => order,
+                Err(Unserved::Failed(failure, said)) => {
+                    handoff.taken().set(false);
+                    self.failed(failure, said).await
+                }
+                Err(client @ Unserved::Client(_)) => return Err((self, client)),
+            };
+            self.count_failed(LegName::Decode, &order);
+            let Order::DecodeElsewhere { .. } = order else { return Err((self, Unserved::Ordered(order))) };
+            match self.decode_elsewhere() {
+                Some(next) => at = next,
+                None => {
+                    self.handle.refused();
+                    let order = self.handle.order().await;
+                    return Err((self, Unserved::Ordered(order)));
+                }
+            }
+        }
+    }
+
+    /// Another endpoint for the decode leg, with its charge with the lifecycle.
+    fn decode_elsewhere(&mut self) -> Option<Dispatched> {
+        let prefill = self.handle.prefill_endpoint()?;
+        self.update_tried();
+        let chosen =
+            self.worker.choose_decode_again(self.handle.shape(), prefill.id, &self.tried, self.handle.id());
+        let Seat { decision, endpoint, reservation, footing } = chosen.ok()?.into();
+        self.handle.decode_moved(&endpoint, reservation, footing);
+        Some(Dispatched { decision, endpoint })
+    }
+
+    fn prefill_answered(&self, kept: Kept) -> HttpResponse {
+        self.handle.prefill_answered(kept.status());
+        kept.response(&self.envelope.id)
+    }
+
+    async fn prefill_failed(&self, failure: LegFailure) -> Order {
+        self.handle.prefill_failed(failure);
+        let order = self.handle.order().await;
+        self.count_failed(LegName::Prefill, &order);
+        order
+    }
+
+    /// Counts the failure that an order answers.
+    fn count_failed(&self, leg: LegName, order: &Order) {
+        let reason = match order {
+            Order::RetryElsewhere { after } | Order::DecodeElsewhere { after } => after.as_str(),
+            _ => "gave-up",
+        };
+        self.worker.handoff_failed(leg, reason);
+    }
+}
+
+/// What the prefill leg has come to. One that was closed comes to nothing: whoever closed it gives an order.
+async fn told(prefilled: oneshot::Receiver<Prefilled>) -> Prefilled {
+    match prefilled.await {
+        Ok(came) => came,
+        Err(_) => pending().await,
+    }
+}
