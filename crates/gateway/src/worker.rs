@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use actix_web::http::StatusCode;
 use actors::TurnEnded;
 use actors::lifecycle::{Account, Ended, LifecycleHandle, LifecyclePort, WorkerLifecycles};
-use rand::SeedableRng;
+use rand::{Rng as _, SeedableRng};
 use routing::decision::{CandidateCost, Footing};
 use routing::endpoint::{Endpoint, Role, Signal, StandingChange};
 use routing::lifecycle::{GiveUp, Verdict};
@@ -143,6 +143,11 @@ impl Worker {
             reverted = ?decision.reverted,
             "chosen"
         );
+    }
+
+    /// A number that no other request has, on any replica, and room behind it for those after it: 62 bits by lot.
+    pub(crate) fn room(&self) -> u64 {
+        self.rng.borrow_mut().random_range(0..1 << 62)
     }
 
     /// Takes in what the prefill leg of a split request has shown of its endpoint.

@@ -5,21 +5,38 @@
 //! request: parameters that went with another body would give a wrong answer, and spoil the engine's cache for
 //! others.
 
+mod bootstrap;
 mod edit;
 mod nixl;
 mod plain;
 
 use bytes::Bytes;
+use routing::endpoint::EndpointSpec;
 use routing::lifecycle::LegOrder;
 use routing::retry::LegFault;
 
+pub(crate) use bootstrap::Bootstrap;
 pub(crate) use nixl::Nixl;
 pub(crate) use plain::Plain;
+
+/// Where the legs of one request meet.
+pub(crate) struct Meeting<'a> {
+    pub(crate) prefill: &'a EndpointSpec,
+    /// Prompts times samples.
+    pub(crate) sequences: u32,
+    /// A number that no other request has, and so many after it.
+    pub(crate) room: u64,
+}
 
 /// One way of handing KV over.
 pub(crate) trait Connector: Sync {
     /// Which leg goes when.
     fn order(&self) -> LegOrder;
+
+    /// What both legs are made of: `body` with what they say of where they meet.
+    fn prepared(&self, body: &Bytes, _: &Meeting<'_>) -> Bytes {
+        body.clone()
+    }
 
     /// The body of the prefill leg: `body`, which is a JSON object, as far as computing its prompt goes.
     fn prefill_leg(&self, body: &Bytes) -> Bytes;
@@ -38,6 +55,7 @@ pub(crate) trait Connector: Sync {
 pub(crate) fn named(name: &str) -> Option<&'static dyn Connector> {
     match name {
         "vllm-nixl" => Some(&Nixl),
+        "sglang-bootstrap" => Some(&Bootstrap),
         "none" => Some(&Plain),
         _ => None,
     }

@@ -13,7 +13,7 @@ use actix_web::http::Method;
 use actors::lifecycle::Staged;
 use bytes::{Bytes, BytesMut};
 use routing::endpoint::{Cause, Endpoint, Role, Usable};
-use routing::lifecycle::DecodeLeg;
+use routing::lifecycle::{DecodeLeg, LegOrder};
 use routing::request::{Route, members};
 use routing::retry::{LegFailure, LegFault};
 use tokio::sync::oneshot;
@@ -76,7 +76,7 @@ pub(super) struct Handoff {
     connector: &'static dyn Connector,
     prefill: Arc<Endpoint>,
     decode: Arc<Endpoint>,
-    /// The client's own.
+    /// What its legs are made of.
     body: Bytes,
     decode_leg: RefCell<Option<Bytes>>,
     stage: Cell<Stage>,
@@ -91,7 +91,7 @@ impl Handoff {
         worker: &Rc<Worker>,
         (envelope, route): (&Envelope, Route),
         connector: &'static dyn Connector,
-        body: &Bytes,
+        body: Bytes,
         (prefill, decode): (&Arc<Endpoint>, &Arc<Endpoint>),
     ) -> (Rc<Self>, oneshot::Receiver<Prefilled>) {
         let handoff = Rc::new(Self {
@@ -101,8 +101,11 @@ impl Handoff {
             connector,
             prefill: Arc::clone(prefill),
             decode: Arc::clone(decode),
-            body: body.clone(),
-            decode_leg: RefCell::default(),
+            decode_leg: RefCell::new(match connector.order() {
+                LegOrder::PrefillFirst => None,
+                LegOrder::Together => connector.decode_leg(&body, b"").ok(),
+            }),
+            body,
             stage: Cell::new(Stage::Out),
             taken: Cell::new(false),
             task: RefCell::default(),
@@ -113,7 +116,7 @@ impl Handoff {
         (handoff, prefilled)
     }
 
-    /// The body of the decode leg, once the prefill leg is done.
+    /// The body of the decode leg, once the prefill leg is done where that goes first.
     pub(super) fn decode_leg(&self) -> Option<Bytes> {
         self.decode_leg.borrow().clone()
     }

@@ -1,25 +1,28 @@
 //! Drives a request that is split over two engines: the prefill leg, the handoff, and the decode leg, which goes
 //! elsewhere with the same handoff while the lifecycle says so.
 
-use std::future::pending;
+use std::future::{Future, pending, poll_fn};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Poll;
 
 use actix_web::HttpResponse;
 use actors::lifecycle::{Order, Staged};
 use bytes::Bytes;
 use routing::decision::{Footing, PrefillLeg};
 use routing::endpoint::Endpoint;
+use routing::lifecycle::LegOrder;
 use routing::reserve::Reservation;
 use routing::retry::LegFailure;
 use routing::{Chosen, Decision};
 use tokio::sync::oneshot;
 
-use super::attempt::{Outbound, Unserved, attempt};
+use super::attempt::{Begun, Outbound, Unserved, attempt};
 use super::drive::{Driver, unless_ordered};
 use super::handoff::{Handoff, Prefilled};
 use super::kept::Kept;
-use crate::connector::Connector;
+use crate::connector::{Connector, Meeting};
 
 /// The two endpoints of a split request, and how KV goes from one to the other.
 pub(super) struct Pair {
@@ -50,6 +53,15 @@ struct Dispatched {
     endpoint: Arc<Endpoint>,
 }
 
+/// Which of two legs that are out at once has come to something.
+#[expect(clippy::large_enum_variant, reason = "it lives for a moment, within a future that is boxed")]
+enum Came {
+    /// The prefill leg, to something that ends both.
+    Prefill(Prefilled),
+    /// The decode leg.
+    Decode(Result<Begun, Unserved>),
+}
+
 /// Which leg of a split request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LegName {
@@ -71,18 +83,26 @@ impl Driver {
     /// Sends the request to a pair of endpoints and makes a response of what comes.
     pub(super) async fn serve_split(mut self, pair: Pair) -> Result<HttpResponse, (Self, Unserved)> {
         let Pair { connector, body, prefill, decode } = pair;
-        let route = self.handle.shape().route;
+        let shape = self.handle.shape();
+        let meeting = Meeting {
+            prefill: &prefill.endpoint.spec,
+            sequences: shape.prompts.saturating_mul(shape.samples),
+            room: self.worker.room(),
+        };
         let (handoff, prefilled) = Handoff::begin(
             &self.worker,
-            (&self.envelope, route),
+            (&self.envelope, shape.route),
             connector,
-            &body,
+            connector.prepared(&body, &meeting),
             (&prefill.endpoint, &decode.endpoint),
         );
         let footing = prefill.footing;
         let Seat { decision, endpoint, reservation, footing: decode_footing } = decode;
         let staged = Rc::clone(&handoff) as Rc<dyn Staged>;
         self.handle.split(prefill, staged, connector.order(), (&endpoint, reservation, decode_footing));
+        if connector.order() == LegOrder::Together {
+            return self.serve_together(&handoff, prefilled, Dispatched { decision, endpoint }).await;
+        }
         match unless_ordered(&self.handle, told(prefilled)).await {
             Err(order) => {
                 self.count_failed(LegName::Prefill, &order);
@@ -101,6 +121,58 @@ impl Driver {
         }
         self.handle.decode_dispatched();
         self.decode(&handoff, Dispatched { decision, endpoint }).await
+    }
+
+    /// Sends the decode leg beside the prefill leg. The first of them to fail ends the other.
+    async fn serve_together(
+        mut self,
+        handoff: &Handoff,
+        prefilled: oneshot::Receiver<Prefilled>,
+        at: Dispatched,
+    ) -> Result<HttpResponse, (Self, Unserved)> {
+        let mut leg = Outbound::Whole(handoff.decode_leg().unwrap_or_default());
+        let (worker, envelope, handle) = (&self.worker, &self.envelope, &self.handle);
+        let came = {
+            let mut decode =
+                pin!(attempt(worker, envelope, handle, &mut leg, &at.endpoint, Some(handoff.taken())));
+            let mut prefill = Some(Box::pin(told(prefilled)));
+            poll_fn(|context| {
+                if let Poll::Ready(order) = handle.poll_order(context) {
+                    return Poll::Ready(Came::Decode(Err(Unserved::Ordered(order))));
+                }
+                if let Some(Poll::Ready(came)) = prefill.as_mut().map(|leg| leg.as_mut().poll(context)) {
+                    prefill = None;
+                    match came {
+                        Prefilled::Ready { .. } => handle.handed_off(),
+                        failed => return Poll::Ready(Came::Prefill(failed)),
+                    }
+                }
+                decode.as_mut().poll(context).map(Came::Decode)
+            })
+            .await
+        };
+        let order = match came {
+            Came::Decode(Ok(begun)) => return Ok(self.reply(begun, &at.endpoint, &at.decision)),
+            Came::Decode(Err(Unserved::Answered(kept))) => {
+                self.handle.first_byte();
+                self.handle.ended();
+                handoff.close();
+                return Ok(kept.response(&self.envelope.id));
+            }
+            Came::Decode(Err(Unserved::Failed(failure, said))) => {
+                let order = self.failed(failure, said).await;
+                self.count_failed(LegName::Decode, &order);
+                order
+            }
+            Came::Decode(Err(unserved)) => return Err((self, unserved)),
+            Came::Prefill(Prefilled::Answered(kept)) => return Ok(self.prefill_answered(*kept)),
+            Came::Prefill(Prefilled::Failed(failure, said)) => {
+                self.kept = said;
+                self.prefill_failed(failure).await
+            }
+            Came::Prefill(Prefilled::Ready { .. }) => self.handle.order().await,
+        };
+        Err((self, Unserved::Ordered(order)))
     }
 
     /// Sends the decode leg, and again elsewhere while the lifecycle says so.

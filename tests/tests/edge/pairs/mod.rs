@@ -3,6 +3,7 @@
 mod bytes;
 mod failures;
 mod leaving;
+mod rooms;
 pub(crate) mod when;
 
 use engine::{Config, Connector, Engine, Profile, Role, Route};
