@@ -7,4 +7,5 @@ mod forms;
 mod home;
 mod joining;
 mod load;
+mod pairs;
 mod policies;

@@ -3,6 +3,7 @@
 
 mod balancer;
 mod cluster;
+mod phases;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -10,13 +11,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use engine::{Config, Engine, Profile};
+use engine::{Config, Connector, Engine, Profile, Role};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
 use crate::load::{self, ChatShape, Live, Order, Pace, Plan, Report, Source, Target, Targets};
 use cluster::Replicas;
+use phases::Phases;
 
 /// The clients of the demo's closed loop.
 const CLIENTS: usize = 16;
@@ -38,6 +40,12 @@ pub struct Options {
     /// Simulated engines
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64))]
     engines: u8,
+    /// Of two roles instead: engines that compute prompts for others
+    #[arg(long, requires = "decode", conflicts_with = "engines", value_parser = clap::value_parser!(u8).range(1..=32))]
+    prefill: Option<u8>,
+    /// And engines that decode what was computed there
+    #[arg(long, requires = "prefill", conflicts_with = "engines", value_parser = clap::value_parser!(u8).range(1..=32))]
+    decode: Option<u8>,
     /// Hardware and model that the engines behave like
     #[arg(long, value_enum, default_value_t)]
     profile: Profile,
@@ -64,7 +72,7 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
         bail!("--speed {}: allowed: 0.01 to 10000", options.speed);
     }
     let engines = engines(options).await?;
-    let urls: Vec<String> = engines.iter().map(Engine::url).collect();
+    let urls: Vec<String> = engines.iter().map(|(engine, role)| endpoint(engine, *role)).collect();
     let mut replicas = Replicas::start(usize::from(options.replicas), &urls, &options.policy)?;
     replicas.wait_until_ready().await?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, options.port)).await.with_context(|| {
@@ -84,8 +92,11 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     let report = report.map_err(|_| anyhow::anyhow!("the load generator failed"))??;
     balancer.abort();
     summarise(&report, killed, &replicas);
+    if options.has_roles() {
+        println!("phases              {}", Phases::read(&replicas).await);
+    }
     replicas.stop().await;
-    for engine in engines {
+    for (engine, _) in engines {
         engine.stop().await;
     }
     if killed == Killed::Nobody && report.failed() > 0 {
@@ -94,15 +105,44 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn engines(options: &Options) -> anyhow::Result<Vec<Engine>> {
+impl Options {
+    fn has_roles(&self) -> bool {
+        self.prefill.is_some()
+    }
+
+    /// How many engines of each role.
+    fn roles(&self) -> Vec<(Role, u8)> {
+        match (self.prefill, self.decode) {
+            (Some(prefill), Some(decode)) => vec![(Role::Prefill, prefill), (Role::Decode, decode)],
+            _ => vec![(Role::Both, self.engines)],
+        }
+    }
+}
+
+async fn engines(options: &Options) -> anyhow::Result<Vec<(Engine, Role)>> {
     let mut engines = Vec::new();
-    for _ in 0..options.engines {
-        let mut config = Config::profile(options.profile);
-        config.timing = config.timing.sped_up(options.speed);
-        config.model = MODEL.to_owned();
-        engines.push(Engine::start(config).await?);
+    for (role, count) in options.roles() {
+        for _ in 0..count {
+            let mut config = Config::profile(options.profile);
+            config.timing = config.timing.sped_up(options.speed);
+            config.transfer = config.transfer.sped_up(options.speed);
+            config.model = MODEL.to_owned();
+            if role != Role::Both {
+                config = config.with_role(role, Connector::Nixl);
+            }
+            engines.push((Engine::start(config).await?, role));
+        }
     }
     Ok(engines)
+}
+
+/// An engine as the replicas are told of it.
+fn endpoint(engine: &Engine, role: Role) -> String {
+    match role {
+        Role::Both => engine.url(),
+        Role::Prefill => format!("{},role=prefill", engine.url()),
+        Role::Decode => format!("{},role=decode", engine.url()),
+    }
 }
 
 fn plan(address: SocketAddr, options: &Options) -> anyhow::Result<Plan> {
@@ -165,19 +205,23 @@ async fn watch(options: &Options, live: &Live, replicas: &mut Replicas) -> Kille
                 println!("\nkilled replica {victim} (kill -9); the others go on");
                 killed = Killed::Replica(victim);
             }
-            _ = pace.tick() => status(live, start.elapsed(), replicas),
+            _ = pace.tick() => {
+                let phases = if options.has_roles() { Some(Phases::read(replicas).await) } else { None };
+                status(live, start.elapsed(), replicas, phases);
+            }
         }
     }
     println!();
     killed
 }
 
-fn status(live: &Live, since: Duration, replicas: &Replicas) {
+fn status(live: &Live, since: Duration, replicas: &Replicas, phases: Option<Phases>) {
     let report = live.report();
     let number =
         |value: Option<f64>, digits: usize| value.map_or("-".to_owned(), |value| format!("{value:.digits$}"));
+    let phases = phases.map_or_else(String::new, |phases| format!("  {phases}"));
     let line = format!(
-        "{:>4} s  {} replicas  {:>6} requests  {} failed  {:>3} in flight  first token p50 {} ms p99 {} ms  hit rate {}  at home {}",
+        "{:>4} s  {} replicas  {:>6} requests  {} failed  {:>3} in flight  first token p50 {} ms p99 {} ms  hit rate {}  at home {}{phases}",
         since.as_secs(),
         replicas.alive(),
         report.requests,
