@@ -3,7 +3,7 @@
 use engine::{Engine, Fault, Role};
 
 use super::{Pairs, engines, instant, text};
-use crate::rig::eventually;
+use crate::rig::{Answer, Fake, Node, eventually};
 
 fn failing(engine: &Engine, status: u16) {
     engine.fail(Fault::Status { status, retry_after_s: None }, None);
@@ -105,4 +105,27 @@ async fn only_the_guilty_side_is_charged() {
     for engine in &pairs.decode {
         assert_eq!(pairs.node.endpoint(&engine.url()).standing().as_str(), "ready");
     }
+}
+
+#[actix_web::test]
+async fn a_prefill_engine_that_is_gone_before_its_kv_was_read_is_to_blame_and_the_decode_engine_serves_whole()
+{
+    // A port where nobody listens any more.
+    let gone =
+        std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
+    let params = serde_json::json!({
+        "do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [[1, 2, 3]],
+        "remote_engine_id": "gone", "remote_request_id": "r", "remote_host": "127.0.0.1", "remote_port": gone,
+        "tp_size": 1, "remote_num_tokens": 40,
+    });
+    let staged = serde_json::json!({"id": "c", "choices": [], "kv_transfer_params": params}).to_string();
+    let prefill = Fake::start(move |_| Answer::ok(&staged)).await;
+    let decode = engines(1, Role::Decode, &instant()).await.remove(0);
+    let endpoints = [format!("{},role=prefill", prefill.url()), format!("{},role=decode", decode.url())];
+    let node = Node::over(&endpoints, &[("split", "always")]).await;
+    let reply = node.chat(&text("a prompt", 20)).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert_eq!((prefill.served(), decode.stats().transfers_failed), (1, 1));
+    assert_eq!(node.endpoint(&decode.url()).standing().as_str(), "ready");
+    node.at_rest().await;
 }
