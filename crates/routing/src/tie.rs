@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::decision::Reason;
+use crate::endpoint::PLACED_QUANTUM;
 use crate::rendezvous::TopTwo;
 use crate::scene::Scene;
 
@@ -10,7 +11,7 @@ use crate::scene::Scene;
 /// gets at most a quarter more than the mean, and replicas that hear of each other 10 ms late keep 99 of 100
 /// chats together (8: an eighth more, and 98).
 const PLACED_CLEAR_PART: u32 = 4;
-/// And by more than this many, so that the first few prompts go where their hash says.
+/// And by more than this many, or two prompts like this one: the first few prompts go where their hash says.
 const PLACED_CLEAR_MIN: u32 = 2_048;
 
 /// Positions of candidates.
@@ -65,7 +66,8 @@ pub fn of_two(scene: &Scene<'_>, left: &[usize]) -> usize {
     };
     let placed = |at: usize| scene.endpoint(at).placed_tokens(scene.now);
     let (most, least) = (placed(first), placed(second));
-    let clear = (most / PLACED_CLEAR_PART).max(PLACED_CLEAR_MIN);
+    let few = scene.request.prompt_tokens.max(PLACED_QUANTUM).saturating_mul(2).min(PLACED_CLEAR_MIN);
+    let clear = (most / PLACED_CLEAR_PART).max(few);
     if least.saturating_add(clear) < most { second } else { first }
 }
 

@@ -17,6 +17,9 @@ use crate::scene::Scene;
 use crate::view::View;
 use crate::{BlockHash, EndpointId, Moment};
 
+/// Tokens that must have been placed at an endpoint on average before it says anything that one has fewer.
+const PLACED_MEAN_MIN: u32 = 16_384;
+
 /// What choosing fills anew for each request and keeps the memory of.
 #[derive(Default)]
 pub(super) struct Scratch {
@@ -214,9 +217,14 @@ impl Router {
             candidate.warm_blocks = self.still_warm(candidate, shape);
             if let Some(tokens) = self.asked_on(candidate, shape, ground.now) {
                 candidate.load.without_one(tokens, shape.output_tokens);
-            } else if ground.session_home == Some(candidate.endpoint.id) {
-                // A session goes on when it was answered, which is before others say so; it must not flee from
-                // itself. One that asks several things at once is held at its home a little more strongly.
+            } else if ground.session_home == Some(candidate.endpoint.id)
+                || (shape.goes_on
+                    && candidate.noted_blocks == 0
+                    && scratch.conversation.at(candidate.endpoint.slot) > 0)
+            {
+                // A session, or a chat too short for a block, goes on when it was answered, which is before others
+                // say so; it must not flee from itself. One that asks several things at once is held at its home a
+                // little more strongly.
                 candidate.load.without_one(shape.prompt_tokens, shape.output_tokens);
             }
             if let Some((endpoint, tokens)) = charged
@@ -237,7 +245,11 @@ impl Router {
         let settings = &ground.active.settings;
         let prior = settings.speed.into();
         let weights = &settings.policy_tables.cost;
-        weigh(candidates, shape, ground.prompt_tokens, common as u32, &prior, weights)
+        let mut costs = weigh(candidates, shape, ground.prompt_tokens, common as u32, &prior, weights);
+        if !shape.goes_on && candidates.kept().any(|each| each.warm_blocks as usize > common) {
+            favour_the_underused(&mut costs, candidates, weights.prefill_weight, ground.now);
+        }
+        costs
     }
 
     /// How many of the blocks that were placed at a candidate its engine is believed to have kept.
@@ -276,6 +288,23 @@ impl Router {
     /// Where the request's session is pinned.
     fn session_home(&self, shape: &RequestShape) -> Option<EndpointId> {
         shape.session.and_then(|key| self.sessions.state(key).home()).map(|home| home.endpoint)
+    }
+}
+
+/// Work that is done anew weighs more than its time because of what it delays. Where less was placed lately than
+/// elsewhere it delays less: what begins anew (no chat that goes on) may move there, so that prefixes which came to
+/// live together by chance part again.
+fn favour_the_underused(costs: &mut Costs, candidates: &Candidates<'_>, prefill_weight: f64, now: Moment) {
+    let premium = prefill_weight - 1.0;
+    let placed: SmallVec<[f64; 8]> =
+        candidates.all().iter().map(|each| f64::from(each.endpoint.placed_tokens(now))).collect();
+    let mean = placed.iter().sum::<f64>() / placed.len() as f64;
+    if premium <= 0.0 || mean < f64::from(PLACED_MEAN_MIN) {
+        return;
+    }
+    for (cost, placed) in costs.iter_mut().zip(placed) {
+        let used = (placed / mean).min(1.0);
+        cost.total_ms -= premium * (1.0 - used * used) * (cost.prefill_ms - cost.forgiven_ms);
     }
 }
 

@@ -28,7 +28,8 @@ impl Full {
             let _ = client.connect(&address);
             held.push(client);
         }
-        Self { url: format!("http://{shown}"), _held: held }
+        // What it serves has to be said here: it will not say so itself.
+        Self { url: format!("http://{shown},model=sim"), _held: held }
     }
 }
 
@@ -46,8 +47,10 @@ pub(super) async fn a_connection_that_is_not_made_ends_at_its_limit() {
     });
     // Its health is not known either; it is asked for want of a better one.
     let reply = impatient.chat("hi").await;
-    assert!(matches!(reply.status, 502..=504), "{} {}", reply.status, reply.text());
-    assert!(!waiting.is_finished(), "the patient one still waits");
+    assert!(matches!(reply.status, 502 | 504), "{} {}", reply.status, reply.text());
+    if waiting.is_finished() {
+        panic!("the patient one still waits, but was answered {:?}", waiting.await);
+    }
     waiting.abort();
 }
 

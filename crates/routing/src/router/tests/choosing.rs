@@ -31,6 +31,30 @@ fn a_warm_prompt_goes_to_its_holder_although_another_endpoint_is_hot() {
 }
 
 #[test]
+fn what_begins_anew_leaves_a_waiting_holder_sooner_for_an_endpoint_that_got_little() {
+    let home_of = |placed_elsewhere: bool| {
+        let router = router(2, Settings::default());
+        let place = |name: &str, bytes, not: usize| {
+            router.choose(&shape(&router, &text(name, bytes)), &[id(not)], at(1), &mut rng()).unwrap()
+        };
+        for number in 0..40 {
+            drop(place(&format!("early {number}"), 4_000, 1));
+            if placed_elsewhere {
+                drop(place(&format!("elsewhere {number}"), 4_000, 0));
+            }
+        }
+        let tenant = text("tenant", 4_000);
+        drop(router.choose(&shape(&router, &tenant), &[id(1)], at(1), &mut rng()).unwrap());
+        // 1,000 warm tokens are worth 250 ms, or three times that; two prompts of 1,000 before it take 500 ms.
+        let _busy = [place("one", 4_000, 1), place("two", 4_000, 1)];
+        let next = shape(&router, &(tenant + &text("another chat", 400)));
+        router.explain(&next, at(1), &mut rng()).unwrap().chosen
+    };
+    assert_eq!(home_of(true), id(0), "both got as much: it waits where it is warm");
+    assert_eq!(home_of(false), id(1), "the other got nothing: it begins there");
+}
+
+#[test]
 fn a_holder_with_a_long_wait_loses_to_an_idle_endpoint() {
     let router = router(2, Settings::default());
     let prompt = shape(&router, &text("warm", 4_000));
