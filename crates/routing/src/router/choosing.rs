@@ -12,6 +12,7 @@ use crate::cost::{Cost, Costs, weigh};
 use crate::decision::{CandidateCost, Chosen, Decision, Part, Refusal};
 use crate::endpoint_filter::FilterName;
 use crate::prefix::WarmDepths;
+use crate::rates::Speed;
 use crate::request::RequestShape;
 use crate::scene::Scene;
 use crate::view::View;
@@ -19,6 +20,10 @@ use crate::{BlockHash, EndpointId, Moment};
 
 /// Tokens that must have been placed at an endpoint on average before it says anything that one has fewer.
 const PLACED_MEAN_MIN: u32 = 16_384;
+/// Times the mean of placed tokens from which on warmth is worth less to what begins anew. 1.2: what chance makes of
+/// equal homes mostly stays below. In the simulated headline this keeps the busiest of four endpoints within 1.33 of
+/// the mean in 96 of 96 runs (without: in 87), for a tenth more time to first token.
+const OVERUSED_FROM: f64 = 1.2;
 
 /// What choosing fills anew for each request and keeps the memory of.
 #[derive(Default)]
@@ -243,11 +248,11 @@ impl Router {
             candidates.kept().filter(|each| each.warm_blocks as usize > depth).count()
         });
         let settings = &ground.active.settings;
-        let prior = settings.speed.into();
+        let prior: Speed = settings.speed.into();
         let weights = &settings.policy_tables.cost;
         let mut costs = weigh(candidates, shape, ground.prompt_tokens, common as u32, &prior, weights);
         if !shape.goes_on && candidates.kept().any(|each| each.warm_blocks as usize > common) {
-            favour_the_underused(&mut costs, candidates, weights.prefill_weight, ground.now);
+            even_out(&mut costs, candidates, weights.prefill_weight, &prior, ground.now);
         }
         costs
     }
@@ -291,20 +296,25 @@ impl Router {
     }
 }
 
-/// Work that is done anew weighs more than its time because of what it delays. Where less was placed lately than
-/// elsewhere it delays less: what begins anew (no chat that goes on) may move there, so that prefixes which came to
-/// live together by chance part again.
-fn favour_the_underused(costs: &mut Costs, candidates: &Candidates<'_>, prefill_weight: f64, now: Moment) {
-    let premium = prefill_weight - 1.0;
+/// Evens out where what begins anew (no chat that goes on) is drawn to, so that prefixes which came to live together
+/// by chance part again. Work that is done anew weighs more than its time because of what it delays: where less was
+/// placed lately than elsewhere it delays less. And warmth where clearly more than its share was placed is worth less.
+fn even_out(costs: &mut Costs, candidates: &Candidates<'_>, prefill_weight: f64, prior: &Speed, now: Moment) {
+    let premium = (prefill_weight - 1.0).max(0.0);
     let placed: SmallVec<[f64; 8]> =
         candidates.all().iter().map(|each| f64::from(each.endpoint.placed_tokens(now))).collect();
     let mean = placed.iter().sum::<f64>() / placed.len() as f64;
-    if premium <= 0.0 || mean < f64::from(PLACED_MEAN_MIN) {
+    if mean < f64::from(PLACED_MEAN_MIN) {
         return;
     }
+    // By the configured speed: what is learned strays, and with it what is even.
+    let ms_per_token = f64::from(prior.prefill_us_per_token) / 1_000.0;
     for (cost, placed) in costs.iter_mut().zip(placed) {
-        let used = (placed / mean).min(1.0);
-        cost.total_ms -= premium * (1.0 - used * used) * (cost.prefill_ms - cost.forgiven_ms);
+        let used = placed / mean;
+        let spare = (1.0 - used).max(0.0);
+        let over = (used - OVERUSED_FROM).max(0.0);
+        let warm_ms = f64::from(cost.warm_tokens) * ms_per_token;
+        cost.total_ms += premium * (over * warm_ms - spare * (cost.prefill_ms - cost.forgiven_ms));
     }
 }
 
