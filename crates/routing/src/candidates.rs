@@ -83,7 +83,7 @@ impl<'v> Candidates<'v> {
     }
 
     /// The endpoints of `view` that serve the request and are in use, within `scope`: the best standing that
-    /// is left. Roles are not looked at: [`crate::pd::Sides`] does that where there are any.
+    /// is left. Roles are not looked at: `pd::Sides` does that where there are any.
     ///
     /// # Errors
     /// Why there is none.

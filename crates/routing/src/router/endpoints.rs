@@ -21,7 +21,7 @@ use crate::{EndpointId, Moment};
 /// script gone wild can do to memory.
 const ADMIN_FACTS_MAX: usize = 16_384;
 
-/// An operator's change was not taken: [`ADMIN_FACTS_MAX`] changes to other endpoints are kept already.
+/// An operator's change was not taken: `ADMIN_FACTS_MAX` changes to other endpoints are kept already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("changes to {ADMIN_FACTS_MAX} endpoints are kept already, which is the most")]
 pub struct AdminFactsFull;
