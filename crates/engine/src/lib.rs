@@ -1,27 +1,24 @@
 //! A simulated vLLM: a real HTTP server that queues, caches and slows down as engines do.
 //!
-//! The main choice: what is computed when is decided by a pure model ([`scheduler`]) that is given the time, so
-//! the same code runs behind a socket and in a discrete-event simulator; the server only waits until the model
-//! says that something is due. Texts follow from the prompt alone ([`answer`]), so a continuation can be checked
+//! The main choice: what is computed when is decided by a pure model (`engine-model`, here [`scheduler`]) that is
+//! given the time, so the same code runs behind a socket and in a discrete-event simulator; the server only waits
+//! until the model says that something is due. Texts follow from the prompt alone ([`answer`]), so a continuation can be checked
 //! word for word, and prompts are cached by content ([`kv`]) as vLLM does.
 //!
 //! Left out: sampling parameters, stop strings, log-probabilities, tools and structured output are accepted and
 //! change nothing; `echo` too. The engine knows nothing of routers.
 
-pub mod answer;
 mod config;
 mod fault;
 mod flight;
 mod handle;
-pub mod kv;
 mod measures;
 mod rank;
 mod record;
-pub mod scheduler;
 mod server;
-pub mod timing;
-pub mod tokens;
 mod transfer;
+
+pub use engine_model::{answer, kv, scheduler, timing, tokens};
 
 pub use config::{Config, ConfigError, Options};
 pub use fault::{Fault, Health, Lies};

@@ -42,7 +42,7 @@ impl Answer {
     }
 
     /// What is said instead when it is said from KV of another prompt.
-    pub(crate) fn spoiled(self) -> Self {
+    pub fn spoiled(self) -> Self {
         Self { seed: mix(self.seed, u64::MAX >> 1), said: 0 }
     }
 

@@ -14,24 +14,24 @@ pub struct TokenId(pub u32);
 /// Bytes in an ordinary token.
 const PIECE_BYTES: usize = 4;
 /// Bytes in an answer word: space, tilde, four characters of six bits.
-pub(crate) const WORD_BYTES: usize = 6;
+pub const WORD_BYTES: usize = 6;
 const WORD_TAG: u32 = 0xff00_0000;
 const WORD_MASK: u32 = 0x00ff_ffff;
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 impl TokenId {
     /// The answer word that carries the lowest 24 bits of `value`.
-    pub(crate) fn word(value: u64) -> Self {
+    pub fn word(value: u64) -> Self {
         Self(WORD_TAG | (value as u32 & WORD_MASK))
     }
 
     /// Whether this token is an answer word.
-    pub(crate) fn is_word(self) -> bool {
+    pub fn is_word(self) -> bool {
         self.0 & WORD_TAG == WORD_TAG
     }
 
     /// Appends the bytes this token stands for.
-    pub(crate) fn write(self, out: &mut Vec<u8>) {
+    pub fn write(self, out: &mut Vec<u8>) {
         if self.is_word() {
             out.extend_from_slice(&self.word_bytes());
         } else {
@@ -42,7 +42,7 @@ impl TokenId {
     }
 
     /// The text of an answer word.
-    pub(crate) fn word_bytes(self) -> [u8; WORD_BYTES] {
+    pub fn word_bytes(self) -> [u8; WORD_BYTES] {
         let digit = |shift: u32| ALPHABET[(self.0 >> shift & 63) as usize];
         [b' ', b'~', digit(18), digit(12), digit(6), digit(0)]
     }
@@ -75,7 +75,7 @@ pub fn detokenize(tokens: &[TokenId]) -> Vec<u8> {
 }
 
 /// Tokens as little-endian bytes, the form that is hashed.
-pub(crate) fn to_bytes(tokens: &[TokenId]) -> Vec<u8> {
+pub fn to_bytes(tokens: &[TokenId]) -> Vec<u8> {
     let mut bytes = vec![0; tokens.len() * PIECE_BYTES];
     for (place, token) in bytes.chunks_exact_mut(PIECE_BYTES).zip(tokens) {
         place.copy_from_slice(&token.0.to_le_bytes());
