@@ -35,6 +35,8 @@ pub(crate) enum BodyFault {
     BrokenOff,
     /// Nothing came for too long.
     TooSlow,
+    /// The bodies of all requests together take what they may.
+    NoRoom,
 }
 
 impl EdgeError {
@@ -270,6 +272,12 @@ impl From<BodyFault> for EdgeError {
             BodyFault::TooSlow => {
                 Self::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", "The body did not come in time.")
             }
+            BodyFault::NoRoom => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "no_room_for_body",
+                "The bodies of other requests take all the memory that bodies may.",
+            )
+            .retry_after(RETRY_AFTER_S),
         }
     }
 }
@@ -300,6 +308,7 @@ mod tests {
     fn every_failure_has_its_status_and_openai_s_shape() {
         let invalid = "invalid_request_error";
         check(&BodyFault::TooLarge { max: 5 }.into(), 413, invalid, "request_too_large");
+        check(&BodyFault::NoRoom.into(), 503, "server_error", "no_room_for_body");
         check(&BodyFault::TooSlow.into(), 408, invalid, "body_timeout");
         check(&Refusal::ModelUnknown { model: "m".into() }.into(), 404, invalid, "model_not_found");
         check(&Refusal::ModelRequired { served: vec!["a".into()] }.into(), 400, invalid, "model_required");

@@ -10,6 +10,7 @@ use arc_swap::ArcSwap;
 use routing::Router;
 use serde::Serialize;
 
+use crate::data::BodyRoom;
 use crate::metrics::{Gauges, Metrics};
 use crate::upstream::UpstreamSettings;
 
@@ -18,6 +19,10 @@ use crate::upstream::UpstreamSettings;
 pub struct GatewaySettings {
     /// Longest request body, in bytes. 64 MiB: several large images.
     pub body_bytes_max: u64,
+    /// What the bodies of all requests may take together, in bytes. 1 GiB: sixteen of the longest.
+    pub body_room_bytes: u64,
+    /// Longest time for the whole of a body. 5 minutes: the longest at 220 KB/s.
+    pub body_timeout: Duration,
     /// Longest silence within a request's body. 30 s.
     pub body_idle: Duration,
     /// Whether replies say which replica, endpoint and reason served them.
@@ -32,6 +37,8 @@ impl Default for GatewaySettings {
     fn default() -> Self {
         Self {
             body_bytes_max: 64 << 20,
+            body_room_bytes: 1 << 30,
+            body_timeout: Duration::from_secs(300),
             body_idle: Duration::from_secs(30),
             explain_headers: false,
             admin_token: None,
@@ -80,6 +87,8 @@ pub struct GatewayState {
     pub clock: Clock,
     /// What can be set; replaced whole on reload.
     pub settings: ArcSwap<GatewaySettings>,
+    /// Memory taken by the bodies of requests.
+    pub(crate) body_room: Arc<BodyRoom>,
     /// Whether the replica should be sent requests.
     pub readiness: Readiness,
     /// What is counted.
@@ -116,6 +125,7 @@ impl GatewayState {
             lifecycles,
             clock,
             settings: ArcSwap::from_pointee(settings),
+            body_room: Arc::default(),
             readiness: Readiness::default(),
             metrics,
             cluster,

@@ -245,6 +245,8 @@ fn lifecycle_settings(config: &Config) -> LifecycleSettings {
 fn gateway_settings(config: &Config) -> GatewaySettings {
     GatewaySettings {
         body_bytes_max: config.body_bytes_max as u64,
+        body_room_bytes: config.body_room_bytes,
+        body_timeout: config.body_timeout,
         explain_headers: config.explain_headers,
         admin_token: config.admin_token.clone(),
         upstream: UpstreamSettings { connect: config.connect_timeout, ..UpstreamSettings::default() },

@@ -7,7 +7,6 @@ mod requests;
 mod route;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use actix_web::http::header::{self, HeaderMap};
 use actix_web::{HttpRequest, HttpResponse, web};
@@ -23,8 +22,6 @@ const DASHBOARD: &str = include_str!("dashboard.html");
 
 /// Longest body of a change to the endpoint list, in bytes.
 const CHANGE_BYTES_MAX: u64 = 64 << 10;
-/// How long the parts of a body may be apart.
-const BODY_IDLE: Duration = Duration::from_secs(10);
 
 type Answered = Result<HttpResponse, EdgeError>;
 
@@ -53,17 +50,16 @@ async fn serve(state: &Arc<GatewayState>, request: &HttpRequest, payload: web::P
         AdminRoute::Request(id) => Ok(json(&requests::one(state, id)?)),
         AdminRoute::Session(key) => Ok(json(&requests::session(state, key)?)),
         AdminRoute::Explain => {
-            let max = state.settings.load().body_bytes_max;
-            let body = data::read_body(payload, request.headers(), max, BODY_IDLE).await?;
+            let body = data::read_body(state, payload, request.headers(), u64::MAX).await?;
             Ok(json(&explain::explain(state, request, &body)?))
         }
         AdminRoute::AddEndpoint => {
-            let body = data::read_body(payload, request.headers(), CHANGE_BYTES_MAX, BODY_IDLE).await?;
+            let body = data::read_body(state, payload, request.headers(), CHANGE_BYTES_MAX).await?;
             endpoints::add(state, &body).await
         }
         AdminRoute::RemoveEndpoint(id) => endpoints::remove(state, id).await,
         AdminRoute::DrainEndpoint(id) => {
-            let body = data::read_body(payload, request.headers(), CHANGE_BYTES_MAX, BODY_IDLE).await?;
+            let body = data::read_body(state, payload, request.headers(), CHANGE_BYTES_MAX).await?;
             endpoints::drain(state, id, &body).await
         }
     }

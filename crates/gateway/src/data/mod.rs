@@ -8,11 +8,11 @@ mod intake;
 mod kept;
 mod leg;
 mod relay;
+mod room;
 mod split;
 mod upload;
 
 use std::rc::Rc;
-use std::time::Duration;
 
 use actix_web::dev::Payload;
 use actix_web::http::header::{self, HeaderMap, HeaderValue};
@@ -26,6 +26,8 @@ use serde::Serialize;
 use self::attempt::{Envelope, Outbound};
 use self::drive::{Driver, Shunned};
 use self::face::Face;
+use self::intake::Intake;
+pub(crate) use self::room::BodyRoom;
 pub(crate) use self::split::LegName;
 use self::upload::Upload;
 use crate::errors::{BodyFault, EdgeError};
@@ -178,9 +180,8 @@ async fn generate(
     id: &RequestId,
     arrived: Moment,
 ) -> Result<Answer, EdgeError> {
-    let (bytes_max, idle) = body_limits(worker);
     let announced = intake::announced(request.headers());
-    let body = intake::read_whole(&mut payload, announced, bytes_max, idle).await?;
+    let body = intake_of(&worker.state).read_whole(&mut payload, announced).await?;
     // The payload's end has been seen; the connection is free for the next request.
     drop(payload);
     let shape = RequestShape::read(route, &Headers(request.headers()), &body, &worker.state.router.rules())?;
@@ -198,20 +199,16 @@ async fn pass_through(
     arrived: Moment,
     shunned: Shunned,
 ) -> Result<Answer, EdgeError> {
-    let (bytes_max, idle) = body_limits(worker);
+    let intake = intake_of(&worker.state);
     let announced = intake::announced(request.headers());
-    if let Some(length) = announced
-        && length > bytes_max
-    {
-        return Err(BodyFault::TooLarge { max: bytes_max }.into());
-    }
-    let first = intake::next(&mut payload, idle).await?;
+    intake.admits(announced)?;
+    let first = intake::next(&mut payload, intake.idle).await?;
     let may_be_json = first.as_ref().is_none_or(|first| may_be_json(first));
     let (body, outbound) = if may_be_json {
-        let rest = intake::read_rest(first, &mut payload, announced, bytes_max, idle).await?;
+        let rest = intake.read_rest(first, &mut payload, announced).await?;
         (rest.clone(), Outbound::Whole(rest))
     } else {
-        let upload = Upload::start(first, payload, announced, bytes_max, idle);
+        let upload = Upload::start(first, payload, announced, &intake);
         (Bytes::new(), Outbound::Streamed(Some(upload)))
     };
     let headers = Headers(request.headers());
@@ -234,19 +231,27 @@ async fn drive(
     Answer::Driven(driver.run().await)
 }
 
-/// The whole body of a request to the admin listener.
+/// The whole body of a request to the admin listener, at most `bytes_max` long.
 pub(crate) async fn read_body(
+    state: &GatewayState,
     payload: web::Payload,
     headers: &HeaderMap,
-    max: u64,
-    idle: Duration,
+    bytes_max: u64,
 ) -> Result<Bytes, BodyFault> {
-    intake::read_whole(&mut payload.into_inner(), intake::announced(headers), max, idle).await
+    let mut intake = intake_of(state);
+    intake.bytes_max = intake.bytes_max.min(bytes_max);
+    intake.read_whole(&mut payload.into_inner(), intake::announced(headers)).await
 }
 
-fn body_limits(worker: &Worker) -> (u64, Duration) {
-    let settings = worker.settings();
-    (settings.body_bytes_max, settings.body_idle)
+fn intake_of(state: &GatewayState) -> Intake<'_> {
+    let settings = state.settings.load();
+    Intake {
+        bytes_max: settings.body_bytes_max,
+        idle: settings.body_idle,
+        within: settings.body_timeout,
+        room: &state.body_room,
+        room_max: settings.body_room_bytes,
+    }
 }
 
 /// Whether an engine could take this for the start of JSON, whatever the content type says: Python's parser

@@ -8,7 +8,7 @@ use actix_web::dev::Payload;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-use super::intake;
+use super::intake::{self, Intake};
 use crate::errors::BodyFault;
 use crate::upstream::{ClientBrokeOff, OutBody};
 
@@ -29,13 +29,12 @@ impl Upload {
         first: Option<Bytes>,
         payload: Payload,
         announced: Option<u64>,
-        bytes_max: u64,
-        idle: Duration,
+        intake: &Intake<'_>,
     ) -> Self {
         let (sender, chunks) = mpsc::channel(PARTS_MAX);
         let fault = Rc::new(Cell::new(None));
-        let longest = Longest { bytes_max, announced };
-        actix_web::rt::spawn(pump(first, payload, sender, Rc::clone(&fault), longest, idle));
+        let longest = Longest { bytes_max: intake.bytes_max, announced };
+        actix_web::rt::spawn(pump(first, payload, sender, Rc::clone(&fault), longest, intake.idle));
         Self { body: OutBody::Streamed { chunks, length: announced }, fault }
     }
 

@@ -57,6 +57,7 @@ pub struct Metrics {
     pub(super) peer_events_delayed: IntCounter,
     pub(super) config_reloads: IntCounterVec,
     pub(super) requests_in_flight: IntGauge,
+    pub(super) body_bytes: IntGauge,
     pub(super) mailbox_overload: IntCounterVec,
     pub(super) actors_recreated: IntCounterVec,
     pub(super) log_lines_dropped: IntCounter,
@@ -202,6 +203,7 @@ impl Metrics {
                 "Times that what a replica said had to wait because too much waited before it.",
             )?,
             config_reloads: made.counters("config_reloads_total", "Reloads asked for.", &["result"])?,
+            body_bytes: made.gauge("body_bytes", "Memory taken by bodies of requests that came in parts.")?,
             requests_in_flight: made.gauge("requests_in_flight", "Requests that have not ended.")?,
             mailbox_overload: made.counters(
                 "mailbox_overload_total",

@@ -44,6 +44,7 @@ impl Metrics {
         self.read_gossip(gossip);
         let counts = state.lifecycles.counts();
         self.requests_in_flight.set(signed(state.lifecycles.table().in_flight()));
+        self.body_bytes.set(state.body_room.taken().try_into().unwrap_or(i64::MAX));
         self.session_actors.set(signed(state.sessions.actors()));
         raise(&self.mailbox_overload.with_label_values(&["lifecycle"]), counts.overloads());
         raise(&self.actors_recreated.with_label_values(&["lifecycle"]), counts.recreated());

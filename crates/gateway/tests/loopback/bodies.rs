@@ -1,8 +1,10 @@
 //! Bodies in both directions: untouched, bounded, and refused when they make no sense.
 
+use std::time::Duration;
+
 use gateway::GatewaySettings;
 
-use crate::rig::{Connection, Fake, Rig, Step, Wishes, chat, post, request};
+use crate::rig::{Connection, Fake, Rig, Step, Wishes, chat, eventually, get, post, request};
 
 fn ok() -> Vec<Step> {
     vec![Step::reply(200, "application/json", r#"{"id":"x","choices":[]}"#), Step::Next, Step::AwaitClose]
@@ -86,6 +88,49 @@ async fn large_bodies_pass_and_those_over_the_cap_get_413_both_ways() {
         let reply = connection.reply().await;
         assert_eq!((reply.status, reply.error_code().as_str()), (413, "request_too_large"), "{path}");
     }
+    rig.at_rest().await;
+}
+
+/// What `/metrics` says that bodies take.
+async fn held(rig: &Rig) -> f64 {
+    let page = get(rig.admin(), "/metrics").await;
+    let line = page.text().lines().find(|line| line.starts_with("grapevine_body_bytes ")).unwrap();
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bodies_have_room_together_and_what_does_not_fit_is_told_so_while_others_go_on() {
+    let fake = Fake::start([vec![ok().remove(0), Step::Next], ok()].concat()).await;
+    let gateway = GatewaySettings { body_room_bytes: 6 << 20, ..GatewaySettings::default() };
+    let rig = Rig::start_as(std::slice::from_ref(&fake.url), Wishes { gateway, ..Wishes::default() });
+    let large = "-".repeat(4 << 20);
+    let body = format!(r#"{{"model":"sim","messages":[{{"role":"user","content":"{large}"}}]}}"#);
+    let head =
+        format!("POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Length: {}\r\n\r\n", body.len());
+    // All but the last byte: the room is taken, and nothing decides how long.
+    let mut first = Connection::open(rig.address()).await;
+    first.send(format!("{head}{}", &body[..body.len() - 1])).await;
+    eventually("the room is taken", async || (held(&rig).await >= 4e6).then_some(())).await;
+    let mut second = Connection::open(rig.address()).await;
+    let _ = second.try_send(format!("{head}{body}")).await;
+    let refused = second.reply().await;
+    assert_eq!((refused.status, refused.error_code().as_str()), (503, "no_room_for_body"));
+    assert_eq!(post(rig.address(), "/v1/chat/completions", chat(false)).await.status, 200);
+    first.send(&body[body.len() - 1..]).await;
+    assert_eq!(first.reply().await.status, 200);
+    eventually("the room is given back", async || (held(&rig).await == 0.0).then_some(())).await;
+    rig.at_rest().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_that_takes_too_long_as_a_whole_is_given_up() {
+    let fake = Fake::start_each(vec![ok()]).await;
+    let gateway = GatewaySettings { body_timeout: Duration::from_millis(200), ..GatewaySettings::default() };
+    let rig = Rig::start_as(std::slice::from_ref(&fake.url), Wishes { gateway, ..Wishes::default() });
+    let mut connection = Connection::open(rig.address()).await;
+    connection.send("POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 100000\r\n\r\n{").await;
+    let reply = connection.reply().await;
+    assert_eq!((reply.status, reply.error_code().as_str()), (408, "body_timeout"));
     rig.at_rest().await;
 }
 

@@ -253,6 +253,18 @@ pub const KEYS: &[Key] = &[
         "67108864",
         "largest request body; larger gets 413",
     )),
+    live(key(
+        "body_room_bytes",
+        Integer(1_024, 1 << 44),
+        "1073741824",
+        "what the bodies of all requests may take together; what does not fit gets 503",
+    )),
+    live(key(
+        "body_timeout_ms",
+        Integer(1, DAY_MS),
+        "300000",
+        "limit for a request's body to arrive; 408 beyond it",
+    )),
     key("connect_timeout_ms", Integer(1, 600_000), "2000", "limit for a connection to an engine"),
     live(key(
         "first_byte_timeout_ms",

@@ -88,6 +88,10 @@ pub struct Config {
     pub log_format: LogFormat,
     /// Largest request body.
     pub body_bytes_max: usize,
+    /// What the bodies of all requests may take together, in bytes.
+    pub body_room_bytes: u64,
+    /// Limit for a request's body to arrive.
+    pub body_timeout: Duration,
     /// Limit for a connection to an engine.
     pub connect_timeout: Duration,
     /// Limit for a stream's first byte.
@@ -156,6 +160,8 @@ impl Config {
             log: values.one("log")?,
             log_format: if values.one("log_format")? == "json" { LogFormat::Json } else { LogFormat::Text },
             body_bytes_max: checked.get("body_bytes_max")?,
+            body_room_bytes: checked.get("body_room_bytes")?,
+            body_timeout: checked.millis("body_timeout_ms")?,
             connect_timeout: checked.millis("connect_timeout_ms")?,
             first_byte_timeout: checked.millis("first_byte_timeout_ms")?,
             idle_timeout: checked.millis("idle_timeout_ms")?,

@@ -216,6 +216,10 @@ fn without_a_word_each_part_gets_the_defaults_that_it_documents() {
     assert_eq!(config.dead_after, LivenessConfig::default().silence_max);
     let gateway = GatewaySettings::default();
     assert_eq!(config.body_bytes_max as u64, gateway.body_bytes_max);
+    assert_eq!(
+        (config.body_room_bytes, config.body_timeout),
+        (gateway.body_room_bytes, gateway.body_timeout)
+    );
     assert_eq!(config.explain_headers, gateway.explain_headers);
     assert_eq!(config.connect_timeout, gateway.upstream.connect);
     let gossip = GossipConfig::new(config.replica.clone(), config.gossip);

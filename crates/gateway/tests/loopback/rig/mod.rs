@@ -16,7 +16,7 @@ use routing::{ReplicaId, Router};
 use tokio::sync::{mpsc, oneshot};
 
 pub(crate) use fake::{Fake, Step};
-pub(crate) use test_rig::{Connection, Reply, get, post, request, until};
+pub(crate) use test_rig::{Connection, Reply, eventually, get, post, request, until};
 
 /// A chat's body.
 pub(crate) fn chat(stream: bool) -> String {
