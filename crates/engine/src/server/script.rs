@@ -302,9 +302,15 @@ impl Script {
         self.prompts.iter().map(|prompt| prompt.tokens).sum()
     }
 
-    /// Cached prompt tokens: those of each prompt's first sample.
+    /// Cached prompt tokens: those of each prompt's first sample; of a fetched prompt those of who computed it.
     fn cached(&self, flight: &Flight) -> u32 {
-        (0..self.prompts.len()).map(|prompt| flight.cached_tokens(prompt * self.samples)).sum()
+        let of = |sequence| match flight.leg(sequence) {
+            Leg::Decode { source } => {
+                source.cached_tokens().unwrap_or_else(|| flight.cached_tokens(sequence))
+            }
+            Leg::Whole | Leg::Prefill { .. } => flight.cached_tokens(sequence),
+        };
+        (0..self.prompts.len()).map(|prompt| of(prompt * self.samples)).sum()
     }
 
     /// Prompt tokens that this request put into the cache.

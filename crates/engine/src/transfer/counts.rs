@@ -8,17 +8,21 @@ use super::courier::Transferred;
 use super::pinned::Released;
 use crate::measures::{Histogram, Page, family, line};
 
-/// Bucket bounds of the transfer histograms; the recordings of a real engine show only their sums and counts.
-const TRANSFER_S: &[f64] = &[0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0];
+/// Bucket bounds of the transfer histograms, those of vLLM 0.32.0.
+const TRANSFER_S: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0];
 const TRANSFER_BYTES: &[f64] = &[
-    1_048_576.0,
-    4_194_304.0,
-    16_777_216.0,
-    67_108_864.0,
-    268_435_456.0,
-    1_073_741_824.0,
-    4_294_967_296.0,
-    17_179_869_184.0,
+    2_048.0,
+    8_192.0,
+    32_768.0,
+    131_072.0,
+    524_288.0,
+    2_097_152.0,
+    8_388_608.0,
+    33_554_432.0,
+    134_217_728.0,
+    536_870_912.0,
+    2_147_483_648.0,
+    8_589_934_592.0,
 ];
 
 /// What one rank has counted.

@@ -36,6 +36,16 @@ pub(crate) enum Source {
     Room { host: String, port: u16, room: i64 },
 }
 
+impl Source {
+    /// How much of the prompt was in the cache of the engine that computed it, if that is told.
+    pub(crate) fn cached_tokens(&self) -> Option<u32> {
+        match self {
+            Self::Blocks { remote, .. } => remote.remote_prefill_cached_tokens,
+            Self::Room { .. } => None,
+        }
+    }
+}
+
 /// What a rank wants done.
 #[derive(Debug)]
 pub(crate) enum Errand {
@@ -139,6 +149,7 @@ async fn pull(rank: &Rank, remote: &Remote, attempts: u32, blocks: u32, tokens: 
     let first = first.ok_or(Failed::TooFew { named: ids.len(), wanted: blocks })?;
     let Config { model, limits, transfer, .. } = rank.config();
     let patience = transfer.handshake_max * attempts;
+    let met = rank.known_engine(&remote.remote_engine_id).is_some();
     let mut line = reach(rank, remote, patience).await?;
     let ask = Ask::Read {
         engine_id: remote.remote_engine_id.clone(),
@@ -147,6 +158,8 @@ async fn pull(rank: &Rank, remote: &Remote, attempts: u32, blocks: u32, tokens: 
         blocks: ids[first..].to_vec(),
     };
     send(&mut line, &ask).await?;
+    // Only the handshake has a limit in vLLM: an engine that froze since then is waited for.
+    let patience = if met { Duration::MAX } else { patience };
     let told = timeout(patience, receive(&mut line)).await.map_err(|_| Failed::Silent)??;
     let contents = contents(told)?;
     transfer_time(&mut line, transfer, tokens).await?;
@@ -196,11 +209,13 @@ async fn forgo(rank: Arc<Rank>, source: Arc<Source>) -> Option<JobId> {
     None
 }
 
-/// A connection to the side channel of an engine, where it was met before or where it is said to be. As with
-/// ZMQ, a refused connection is noticed only by the silence.
+/// A connection to the side channel of an engine, where it was met before or where it is said to be. As with vLLM, an
+/// engine that was met and is gone is noticed at once (NIXL's connection to it broke), one that was never met only by
+/// its silence (ZMQ goes on trying).
 async fn reach(rank: &Rank, remote: &Remote, patience: Duration) -> Result<TcpStream, Failed> {
     let began = Instant::now();
-    let line = match rank.known_engine(&remote.remote_engine_id) {
+    let known = rank.known_engine(&remote.remote_engine_id);
+    let line = match known {
         Some(known) => timeout(patience, TcpStream::connect(known)).await,
         None => timeout(patience, TcpStream::connect((&*remote.remote_host, remote.remote_port))).await,
     };
@@ -210,6 +225,7 @@ async fn reach(rank: &Rank, remote: &Remote, patience: Duration) -> Result<TcpSt
             rank.know_engine(&remote.remote_engine_id, line.peer_addr()?, ENGINES_MAX);
             Ok(line)
         }
+        Ok(Err(_)) if known.is_some() => Err(Failed::Unreachable),
         _ => {
             sleep(patience.saturating_sub(began.elapsed())).await;
             Err(Failed::Unreachable)

@@ -88,7 +88,8 @@ impl Transfer {
     /// No connector; the speeds of a profile. `8b-h100` moves 128 KiB a token over 25 GB/s (one 200 Gb/s port),
     /// `70b-h100` 320 KiB, `l40s` 128 KiB over half of that; 5 ms for what goes back and forth first (11 ms were
     /// recorded for 300 tokens on one CPU). `instant` takes no time. Blocks are kept for 480 s, the default of
-    /// `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`; the handshake fails after the 5 s that were recorded; rooms wait 300 s,
+    /// `VLLM_NIXL_ABORT_REQUEST_TIMEOUT` in vLLM before 0.32, where it is 30 s, renewed by the decode engine for as
+    /// long as it has the request; the handshake fails after the 5 s that were recorded; rooms wait 300 s,
     /// the default of `SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT`.
     pub fn profile(profile: Profile) -> Self {
         let (base_ms, per_token_us, token_kib) = match profile {

@@ -31,6 +31,9 @@ pub(crate) struct Remote {
     pub(crate) remote_request_id: String,
     pub(crate) remote_host: String,
     pub(crate) remote_port: u16,
+    /// What the decode engine reports as cached, as vLLM does: the client's prompt was computed over there.
+    #[serde(default)]
+    pub(crate) remote_prefill_cached_tokens: Option<u32>,
 }
 
 /// What `kv_transfer_params` ask for.

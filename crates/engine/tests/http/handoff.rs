@@ -178,7 +178,19 @@ async fn only_what_the_decode_engine_lacks_is_fetched() {
     let got = ask(&d, TEXT, &second_leg(&body, &params)).await;
     assert_eq!(got.text(), plain(TEXT, &body).await);
     assert_eq!(d.stats().fetched_tokens, 600 - 576);
-    assert_eq!(got.json()["usage"]["prompt_tokens_details"]["cached_tokens"], 576);
+}
+
+#[tokio::test]
+async fn a_decode_leg_reports_as_cached_what_the_prefill_engine_had() {
+    let (p, d) = pair(tiny).await;
+    let body = json!({"prompt": prompt(1), "max_tokens": 8});
+    let cached = async |params: &Value| {
+        let got = ask(&d, TEXT, &second_leg(&body, params)).await;
+        got.json()["usage"]["prompt_tokens_details"]["cached_tokens"].clone()
+    };
+    ask(&d, TEXT, &body.to_string()).await;
+    assert_eq!(cached(&prefill(&p, TEXT, &body).await).await, 0);
+    assert_eq!(cached(&prefill(&p, TEXT, &body).await).await, 576);
 }
 
 #[tokio::test]

@@ -53,6 +53,27 @@ async fn a_dead_prefill_engine_is_an_error_as_recorded_and_the_next_request_is_s
 }
 
 #[tokio::test]
+async fn the_death_of_a_prefill_engine_that_was_met_is_noticed_at_once() {
+    let patient = || {
+        let mut config = tiny();
+        config.transfer.handshake_max = Duration::from_secs(3_600);
+        config
+    };
+    let (p, d) = pair(patient).await;
+    let met = prefill(&p, TEXT, &body(1, false)).await;
+    assert_eq!(ask(&d, TEXT, &second_leg(&body(1, false), &met)).await.status, 200);
+    let params = prefill(&p, TEXT, &body(1_000, false)).await;
+    p.kill().await;
+    for stream in [false, true] {
+        let second = second_leg(&body(1_000, stream), &params);
+        let got = tokio::time::timeout(DEADLINE, ask(&d, TEXT, &second)).await.expect("in time");
+        assert_eq!(got.status, if stream { 200 } else { 500 });
+        assert!(String::from_utf8_lossy(&got.body).contains("Internal server error"), "{:?}", got.body);
+    }
+    assert_eq!(d.stats().transfers_failed, 2);
+}
+
+#[tokio::test]
 async fn a_prefill_engine_that_dies_in_mid_transfer_is_an_error() {
     let slow = || {
         let mut config = tiny();
