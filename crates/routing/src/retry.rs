@@ -185,6 +185,23 @@ impl RetryPlan {
         self.tried.push(endpoint);
     }
 
+    /// What failed at `endpoint` was another's fault, or may have been: it may be chosen again.
+    pub(crate) fn acquit(&mut self, endpoint: EndpointId) {
+        self.tried.retain(|tried| *tried != endpoint);
+    }
+
+    /// A decode leg failed for want of what `prefill` held, as far as can be told. Like a failed prefill, that is no try.
+    pub(crate) fn suspect(&mut self, prefill: EndpointId) {
+        self.tried.push(prefill);
+        self.prefills_failed += 1;
+    }
+
+    /// It is not held against `prefill` any more.
+    pub(crate) fn clear(&mut self, prefill: EndpointId) {
+        self.acquit(prefill);
+        self.prefills_failed = self.prefills_failed.saturating_sub(1);
+    }
+
     /// Whether to go on after the prefill leg of a split request failed at `endpoint`. It may always, for who chooses
     /// ends with splitting after a few, and the tries of whole requests are for their own failures.
     pub(crate) fn next_after_prefill(

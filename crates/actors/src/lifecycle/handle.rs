@@ -97,8 +97,8 @@ pub(super) struct Shared {
     client_behind: Cell<bool>,
     deadline: Cell<Option<Moment>>,
     driver_gone: Cell<bool>,
-    /// The endpoint whose ejection the machine was told of.
-    told_lost: Cell<Option<EndpointId>>,
+    /// The endpoints whose ejection the machine was told of, the latest first: as many as can be awaited at once.
+    told_lost: Cell<[Option<EndpointId>; 2]>,
     address: RefCell<Option<Addr<LifecycleActor>>>,
 }
 
@@ -128,7 +128,7 @@ impl Shared {
             client_behind: Cell::new(false),
             deadline: Cell::new(deadline),
             driver_gone: Cell::new(false),
-            told_lost: Cell::new(None),
+            told_lost: Cell::new([None; 2]),
             address: RefCell::default(),
         }
     }
@@ -151,31 +151,34 @@ impl Shared {
         self.driver_gone.get()
     }
 
-    /// Why the endpoint was ejected at which the request waits for its first byte, unless that was told.
-    pub(super) fn endpoint_lost(&self) -> Option<Cause> {
-        let endpoint = self.awaited()?;
-        if endpoint.usable() != Usable::No {
-            return None;
-        }
-        match endpoint.standing() {
-            Standing::Ejected { cause, .. } if self.told_lost.get() != Some(endpoint.id) => Some(cause),
-            _ => None,
+    /// Who was ejected of those that the request waits for, and why, unless that was told.
+    pub(super) fn endpoint_lost(&self) -> Option<(EndpointId, Cause)> {
+        self.awaited().into_iter().flatten().find_map(|endpoint| {
+            if endpoint.usable() != Usable::No || self.told_lost.get().contains(&Some(endpoint.id)) {
+                return None;
+            }
+            match endpoint.standing() {
+                Standing::Ejected { cause, .. } => Some((endpoint.id, cause)),
+                _ => None,
+            }
+        })
+    }
+
+    /// The endpoint whose first byte, or whose prefill, is waited for; and the one that it may be fetching from.
+    fn awaited(&self) -> [Option<Arc<Endpoint>>; 2] {
+        let prefill = || self.prefill.borrow().as_ref().map(|prefill| Arc::clone(&prefill.endpoint));
+        let endpoint = || self.endpoint.borrow().clone();
+        match self.row.phase() {
+            Phase::Prefilling => [prefill().or_else(endpoint), None],
+            Phase::HandedOff => [endpoint(), prefill()],
+            _ => [None, None],
         }
     }
 
-    /// The endpoint whose first byte, or whose prefill, is waited for.
-    fn awaited(&self) -> Option<Arc<Endpoint>> {
-        let prefill = match self.row.phase() {
-            Phase::Prefilling => self.prefill.borrow().as_ref().map(|prefill| Arc::clone(&prefill.endpoint)),
-            Phase::HandedOff => None,
-            _ => return None,
-        };
-        prefill.or_else(|| self.endpoint.borrow().clone())
-    }
-
-    pub(super) fn tell_lost(&self, cause: Cause, now: Moment) {
-        self.told_lost.set(self.awaited().map(|endpoint| endpoint.id));
-        self.tell(Event::EndpointLost { cause }, now);
+    pub(super) fn tell_lost(&self, endpoint: EndpointId, cause: Cause, now: Moment) {
+        let [latest, _] = self.told_lost.get();
+        self.told_lost.set([Some(endpoint), latest]);
+        self.tell(Event::EndpointLost { endpoint, cause }, now);
     }
 
     pub(super) fn id(&self) -> &str {

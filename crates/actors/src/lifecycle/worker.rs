@@ -246,8 +246,8 @@ impl Inner {
                 shared.tell(Event::Shutdown, now);
             } else if shared.has_deadline_by(now) {
                 shared.tell_tick(now);
-            } else if let Some(cause) = shared.endpoint_lost() {
-                shared.tell_lost(cause, now);
+            } else if let Some((endpoint, cause)) = shared.endpoint_lost() {
+                shared.tell_lost(endpoint, cause, now);
             }
         }
     }

@@ -49,6 +49,11 @@ pub(crate) trait Connector: Sync {
 
     /// Whether an engine holds what it has computed until it was taken over, so that it must be told if nobody will.
     fn pins(&self) -> bool;
+
+    /// The shortest request that has a decode engine take over what `decode_leg` would, for nobody.
+    fn release_leg(&self, decode_leg: &Bytes) -> Bytes {
+        decode_leg.clone()
+    }
 }
 
 /// The connector called `name`, if it is one that this gateway speaks.

@@ -44,6 +44,12 @@ impl Connector for Nixl {
     fn pins(&self) -> bool {
         true
     }
+
+    /// One token, in one piece. The prefill engine has accepted the request in this form, where a decode engine may
+    /// have refused the client's.
+    fn release_leg(&self, decode_leg: &Bytes) -> Bytes {
+        plain::shortened(decode_leg, "", &[])
+    }
 }
 
 #[cfg(test)]
@@ -86,6 +92,15 @@ mod tests {
         assert_eq!(
             std::str::from_utf8(&leg).unwrap(),
             format!(r#"{{"prompt":"\u00e9", "big":12345678901234567890,"kv_transfer_params":{params}}}"#)
+        );
+    }
+
+    #[test]
+    fn what_nobody_wants_is_taken_over_by_a_request_for_one_token() {
+        let body = r#"{"prompt":"p","max_tokens":900,"min_tokens":1000,"stream_options":{},"kv_transfer_params":{"remote_block_ids":[[1]]}}"#;
+        assert_eq!(
+            std::str::from_utf8(&Nixl.release_leg(&bytes(body))).unwrap(),
+            r#"{"prompt":"p","max_tokens":1,"kv_transfer_params":{"remote_block_ids":[[1]]}}"#
         );
     }
 

@@ -12,8 +12,9 @@ use std::time::Duration;
 use actix_web::http::Method;
 use actors::lifecycle::Staged;
 use bytes::{Bytes, BytesMut};
+use routing::Moment;
 use routing::endpoint::{Cause, Endpoint, Role, Usable};
-use routing::lifecycle::{DecodeLeg, LegOrder};
+use routing::lifecycle::{DecodeLeg, HANDOFF_AGE_MAX, LegOrder};
 use routing::request::{Route, members};
 use routing::retry::{LegFailure, LegFault};
 use tokio::sync::oneshot;
@@ -34,9 +35,12 @@ const REPLY_BYTES_MAX: usize = 16 << 20;
 /// How long a prefill leg that nobody waits for may still take. 60 s: the longest prompts behind a full queue; the
 /// engine lets go of a leg that is closed then.
 const LEFT_ALONE_MAX: Duration = Duration::from_secs(60);
-/// How long a decode leg that is sent only to be given up is held. 500 ms: enough for an engine to take it in; one
-/// that has no room for it lets go when it is closed.
-const RELEASE_HOLD: Duration = Duration::from_millis(500);
+/// How long a decode leg that is sent for nobody is held. 10 s: an engine that is not overrun has taken everything over
+/// and said its one token in far less, which is the surest way to have the other one let go; one that has no room for
+/// it lets go when it is closed.
+const RELEASE_HOLD: Duration = Duration::from_secs(10);
+/// How long to see whether a prefill engine is still there. 1 s: one that is does not need a tenth of it.
+const LOOK_MAX: Duration = Duration::from_secs(1);
 /// Decode endpoints that are asked to take over what is to be let go. 3: as many as a request has tries.
 const RELEASE_TRIES_MAX: usize = 3;
 
@@ -79,6 +83,8 @@ pub(super) struct Handoff {
     /// What its legs are made of.
     body: Bytes,
     decode_leg: RefCell<Option<Bytes>>,
+    /// When the prefill leg was done.
+    staged_at: Cell<Option<Moment>>,
     stage: Cell<Stage>,
     /// Whether an engine has been given the decode leg and has not refused it: it lets go when the leg is closed.
     taken: Cell<bool>,
@@ -106,6 +112,7 @@ impl Handoff {
                 LegOrder::Together => connector.decode_leg(&body, b"").ok(),
             }),
             body,
+            staged_at: Cell::new(None),
             stage: Cell::new(Stage::Out),
             taken: Cell::new(false),
             task: RefCell::default(),
@@ -173,14 +180,20 @@ impl Handoff {
             Ok(leg) => *self.decode_leg.borrow_mut() = Some(leg),
             Err(fault) => return failed(fault),
         }
-        Prefilled::Ready { usage: usage(&read), took_ms: self.worker.now().millis_since(begun) }
+        let now = self.worker.now();
+        self.staged_at.set(Some(now));
+        Prefilled::Ready { usage: usage(&read), took_ms: now.millis_since(begun) }
     }
 
-    /// Has the engine let go of what it holds: a decode engine is sent the leg, which is closed at once. The prefill
-    /// engine then hears that nobody needs it any more.
+    /// Has the engine let go of what it holds: a decode engine is sent a leg for nobody. The prefill engine then hears
+    /// that nobody needs it any more. What is too old it has let go of by itself.
     async fn let_go(&self) {
         let Some(leg) = self.decode_leg().filter(|_| self.connector.pins()) else { return };
+        let leg = self.connector.release_leg(&leg);
         for endpoint in self.takers() {
+            if self.is_too_old() {
+                return;
+            }
             let upstream = &self.worker.upstream;
             let target = upstream.target(endpoint.id, &endpoint.spec);
             let head = self.envelope.head(&target, self.route, BodyLength::Known(leg.len() as u64));
@@ -199,7 +212,22 @@ impl Handoff {
                 return;
             }
         }
-        self.worker.kv_stranded(&self.prefill);
+        if !self.is_gone().await {
+            self.worker.kv_stranded(&self.prefill);
+        }
+    }
+
+    fn is_too_old(&self) -> bool {
+        self.staged_at.get().is_some_and(|at| self.worker.now().since(at) > HANDOFF_AGE_MAX)
+    }
+
+    /// Whether nobody listens any more where the prompt was computed, so that nothing can be held there.
+    async fn is_gone(&self) -> bool {
+        let upstream = &self.worker.upstream;
+        let target = upstream.target(self.prefill.id, &self.prefill.spec);
+        let head = self.envelope.head(&target, self.route, BodyLength::Known(0));
+        let look = upstream.send(&target, Method::GET, head, OutBody::Whole(Bytes::new()), None);
+        matches!(timeout(LOOK_MAX, look).await, Ok(Err(LegFault::ConnectRefused)))
     }
 
     /// Who can take over what the prefill engine holds, first the one that was to.

@@ -70,9 +70,12 @@ pub enum Event {
         /// How many requests of this replica ran at the endpoint, this one included.
         in_flight: u32,
     },
-    /// The endpoint it is at was ejected. Moves a request that has no head yet from an engine that is dead
-    /// or frozen (one in one piece has no other limit than the total): only causes that say so count.
+    /// The endpoint it is at was ejected, or the one that its decode leg fetches from. Moves a request that has no
+    /// head yet from an engine that is dead or frozen (one in one piece has no other limit than the total): only
+    /// causes that say so count.
     EndpointLost {
+        /// Which of them.
+        endpoint: EndpointId,
         /// Why it was ejected.
         cause: Cause,
     },

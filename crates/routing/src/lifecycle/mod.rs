@@ -27,6 +27,7 @@ pub use event::{AbortCause, DecodeLeg, Effect, Effects, EndCause, Event, GiveUp,
 pub use limits::{Delivery, Limits};
 pub use outcome::{FailedTry, Outcome, Verdict};
 pub use phase::Phase;
+pub use split::HANDOFF_AGE_MAX;
 
 use crate::endpoint::{Cause, Signal};
 use crate::retry::{LegFailure, LegFault, NoRetry, RetryPlan, WhoseFault};
@@ -45,6 +46,8 @@ pub struct Lifecycle {
     failed: SmallVec<[FailedTry; 2]>,
     /// The decode endpoint of the last pair, whose charge came with [`Event::Split`].
     paired: Option<EndpointId>,
+    /// The prefill endpoint that is taken to have failed a decode leg.
+    suspected: Option<EndpointId>,
 }
 
 /// The leg whose reply the client gets: all of the request, or the decode of a split one.
@@ -93,6 +96,7 @@ impl Lifecycle {
             state: State::Admitted,
             failed: SmallVec::new(),
             paired: None,
+            suspected: None,
         }
     }
 
@@ -207,7 +211,7 @@ impl Lifecycle {
             }
             Event::Ended => self.ended(now),
             Event::LegFailed { failure, in_flight } => self.leg_failed(failure, in_flight, now),
-            Event::EndpointLost { cause } => self.endpoint_lost(cause, now),
+            Event::EndpointLost { endpoint, cause } => self.endpoint_lost(endpoint, cause, now),
             Event::ClientGone => self.client_gone(now),
             Event::Shutdown => self.stopped(None, now),
             Event::Tick => match self.next_deadline() {
@@ -241,9 +245,19 @@ impl Lifecycle {
     fn refused(&mut self, now: Moment) -> Effects {
         match self.state {
             State::Admitted | State::Queued => self.give_up(GiveUp::Refusal, now),
-            State::Retrying { after, staged: None } => self.give_up(give_up_after(after), now),
+            State::Retrying { after, staged: None } => match self.suspected.take() {
+                // All that is left is whom it was held against that a decode leg failed, which may be wrong.
+                Some(suspected) => {
+                    self.plan.clear(suspected);
+                    smallvec![Effect::RetryElsewhere { after }]
+                }
+                None => self.give_up(give_up_after(after), now),
+            },
             State::Retrying { after, staged: Some(staged) } => {
                 // Nobody takes over what is computed: it may still be served whole.
+                if staged.doubted.is_some() {
+                    self.prefill_is_gone(staged.parted.prefill, staged.doubted);
+                }
                 self.state = State::Retrying { after, staged: None };
                 smallvec![staged.parted.release_staged(), Effect::RetryElsewhere { after }]
             }
@@ -254,11 +268,16 @@ impl Lifecycle {
     fn first_byte(&mut self, now: Moment) -> Effects {
         let (leg, handed, mut effects) = match self.state {
             State::Prefilling { leg } => (leg, None, Effects::new()),
-            State::HandedOff(handed) => (handed.leg(), Some(handed), Effects::new()),
+            State::HandedOff(handed) => {
+                // What this one fetched another could have.
+                let signal = Signal::Failure(Cause::ServerError);
+                let guilty = handed.doubted.map(|endpoint| Effect::Report { endpoint, signal });
+                (handed.leg(), Some(handed), guilty.into_iter().collect())
+            }
             State::Parted(parted) if parted.decode_leg == DecodeLeg::Out => {
                 // An answer that comes before the prefill leg's end says that the prompt is computed.
                 let effects = self.handed_off(now);
-                let handed = Handed { parted, at: now, sent: parted.sent };
+                let handed = Handed { parted, at: now, sent: parted.sent, doubted: None };
                 (handed.leg(), Some(handed), effects)
             }
             _ => return Effects::new(),
@@ -342,18 +361,21 @@ impl Lifecycle {
         effects
     }
 
-    fn endpoint_lost(&mut self, cause: Cause, now: Moment) -> Effects {
+    fn endpoint_lost(&mut self, lost: EndpointId, cause: Cause, now: Moment) -> Effects {
         // An engine that merely failed others may well be serving this one.
         let silent = matches!(cause, Cause::Refused | Cause::ConnectTimeout | Cause::Silent);
         let (endpoint, status) = match self.state {
             State::Prefilling { leg } => (leg.endpoint, leg.status),
             State::Parted(parted) => (parted.prefill, None),
+            State::HandedOff(handed) if handed.parted.prefill == lost => {
+                return self.prefill_lost(handed, cause, now);
+            }
             State::HandedOff(Handed { parted, .. }) if parted.decode_leg == DecodeLeg::Out => {
                 (parted.decode, parted.status)
             }
             _ => return Effects::new(),
         };
-        if !silent || status.is_some() {
+        if endpoint != lost || !silent || status.is_some() {
             return Effects::new();
         }
         let cause_of_abort = AbortCause::EndpointLost(cause);

@@ -6,14 +6,19 @@ use smallvec::smallvec;
 
 use super::event::{AbortCause, DecodeLeg, Effect, Effects, LegOrder, Limit};
 use super::outcome::{FailedTry, Verdict};
-use super::{Leg, Lifecycle, State, blame, give_up_after};
+use super::{Delivery, Leg, Lifecycle, State, blame, give_up_after};
 use crate::endpoint::{Cause, Signal};
 use crate::retry::{LegFailure, LegFault};
 use crate::{EndpointId, Moment};
 
 /// From this time on a decode leg's word that it failed is taken to be about the engine that it fetches from. 4 s: a
-/// real engine says so after 5 (of a request in one piece) or 10, and of its own failures at once.
+/// vLLM that never spoke to that one says so after 5 s (of a request in one piece) or 10, and of its own failures at
+/// once. One that did speak to it says so at once too: see [`Fault::Open`].
 const PREFILL_GONE_AFTER: Duration = Duration::from_secs(4);
+/// How old a handoff may be to be taken over by another decode endpoint. 20 s: vLLM frees KV that nobody has asked for
+/// 30 s after it was computed, and an engine that reads it later, or long after another one has, reads what others
+/// have put there since, and does not notice.
+pub const HANDOFF_AGE_MAX: Duration = Duration::from_secs(20);
 
 /// A pair of legs.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +41,21 @@ pub(super) struct Handed {
     pub(super) at: Moment,
     /// When the decode leg's time began: at the handoff, or when it was sent again.
     pub(super) sent: Moment,
+    /// The decode endpoint of which it is open whether it failed, or whom it fetched from.
+    pub(super) doubted: Option<EndpointId>,
+}
+
+/// At whom the failure of a decode leg lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// The decode endpoint, or nobody.
+    Decode,
+    /// The prefill endpoint, which can't be fetched from.
+    Prefill,
+    /// One of them. If another decode endpoint can fetch the same, it was the first decode endpoint; if it can't, or
+    /// there is no other, the prefill endpoint is taken to be gone, and the decode endpoint may serve the request
+    /// whole.
+    Open,
 }
 
 impl Parted {
@@ -131,7 +151,7 @@ impl Lifecycle {
         let State::Parted(parted) = self.state else { return Effects::new() };
         let endpoint = parted.prefill;
         self.plan.budget().succeeded(endpoint, now);
-        self.state = State::HandedOff(Handed { parted, at: now, sent: now });
+        self.state = State::HandedOff(Handed { parted, at: now, sent: now, doubted: None });
         smallvec![Effect::Release { endpoint }, Effect::Report { endpoint, signal: Signal::Success }]
     }
 
@@ -214,22 +234,31 @@ impl Lifecycle {
         };
         let endpoint = parted.decode;
         let mut effects = parted.given_back(endpoint);
-        // Whom it could not fetch from may be gone, of which the decode endpoint is not guilty.
-        let says_it_failed = matches!(failure.fault, LegFault::Status(500) | LegFault::ErrorEvent);
-        let prefill_is_gone =
-            says_it_failed && handed.is_some_and(|handed| now.since(handed.sent) >= PREFILL_GONE_AFTER);
-        if !prefill_is_gone {
-            effects.extend(blame(endpoint, &failure));
-        }
-        // Whoever is at fault is not chosen again; the other may be all that is left.
-        self.plan.dispatched(if prefill_is_gone { parted.prefill } else { endpoint });
+        let fault = fault_of(&failure, handed.as_ref(), now);
+        let doubted = match fault {
+            Fault::Decode => {
+                effects.extend(blame(endpoint, &failure));
+                self.plan.dispatched(endpoint);
+                handed.and_then(|handed| handed.doubted)
+            }
+            Fault::Open => {
+                self.plan.dispatched(endpoint);
+                Some(endpoint)
+            }
+            Fault::Prefill => {
+                self.prefill_is_gone(parted.prefill, handed.and_then(|handed| handed.doubted));
+                None
+            }
+        };
         let next = self.plan.next(&failure, endpoint, in_flight, now);
         self.failed.push(FailedTry { endpoint, failure, next });
-        if let (Some(staged), Ok(_), false, LegOrder::PrefillFirst) =
-            (handed, next, prefill_is_gone, parted.order)
-        {
+        let staged = handed.filter(|handed| {
+            parted.order == LegOrder::PrefillFirst && now.since(handed.at) <= HANDOFF_AGE_MAX
+        });
+        if let (Some(staged), Ok(_), Fault::Decode | Fault::Open) = (staged, next, fault) {
             let parted = Parted { decode_leg: DecodeLeg::Waiting, ..parted };
-            self.state = State::Retrying { after: failure, staged: Some(Handed { parted, ..staged }) };
+            self.state =
+                State::Retrying { after: failure, staged: Some(Handed { parted, doubted, ..staged }) };
             effects.push(Effect::DecodeElsewhere { after: failure });
             return effects;
         }
@@ -238,6 +267,44 @@ impl Lifecycle {
         } else {
             effects.push(parted.release_staged());
         }
+        if next.is_ok() {
+            self.state = State::Retrying { after: failure, staged: None };
+            effects.push(Effect::RetryElsewhere { after: failure });
+        } else {
+            effects.extend(self.give_up(give_up_after(failure), now));
+        }
+        effects
+    }
+
+    /// The prefill endpoint can't be fetched from: it is not chosen again for this request, and who failed for want of
+    /// it may be.
+    pub(super) fn prefill_is_gone(&mut self, prefill: EndpointId, doubted: Option<EndpointId>) {
+        if let Some(doubted) = doubted {
+            self.plan.acquit(doubted);
+        }
+        self.plan.suspect(prefill);
+        self.suspected = Some(prefill);
+    }
+
+    /// The endpoint that a decode leg may still be fetching from is dead to its probes and does not say so itself: a
+    /// real engine waits for it for ever. A leg in one piece that has had the time of a handoff is taken to have
+    /// fetched what it needs.
+    pub(super) fn prefill_lost(&mut self, handed: Handed, cause: Cause, now: Moment) -> Effects {
+        let Handed { parted, .. } = handed;
+        let fetching = match self.delivery {
+            Delivery::Stream => true,
+            Delivery::Whole => parted.status.is_none() && now.since(handed.sent) < self.limits.handoff,
+        };
+        let speechless = matches!(cause, Cause::Silent | Cause::ConnectTimeout);
+        if parted.decode_leg == DecodeLeg::Waiting || !fetching || !speechless {
+            return Effects::new();
+        }
+        let mut effects = parted.closed(parted.decode, AbortCause::EndpointLost(cause));
+        effects.push(parted.release_staged());
+        self.prefill_is_gone(parted.prefill, handed.doubted);
+        let failure = LegFailure::new(LegFault::EndpointLost(cause));
+        let next = self.plan.next(&failure, parted.prefill, 1, now);
+        self.failed.push(FailedTry { endpoint: parted.prefill, failure, next });
         if next.is_ok() {
             self.state = State::Retrying { after: failure, staged: None };
             effects.push(Effect::RetryElsewhere { after: failure });
@@ -261,5 +328,21 @@ impl Lifecycle {
             _ => self.leg_failed(failure, 1, now),
         });
         effects
+    }
+}
+
+fn fault_of(failure: &LegFailure, handed: Option<&Handed>, now: Moment) -> Fault {
+    let says_it_failed = matches!(failure.fault, LegFault::Status(500) | LegFault::ErrorEvent);
+    match handed {
+        Some(handed) if says_it_failed => {
+            if handed.doubted.is_some() || now.since(handed.sent) >= PREFILL_GONE_AFTER {
+                Fault::Prefill
+            } else if handed.parted.order == LegOrder::PrefillFirst {
+                Fault::Open
+            } else {
+                Fault::Decode
+            }
+        }
+        _ => Fault::Decode,
     }
 }

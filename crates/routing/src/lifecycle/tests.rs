@@ -279,7 +279,7 @@ fn a_slow_but_live_stream_is_not_cut_for_ten_minutes() {
 
 #[test]
 fn a_request_waiting_at_an_engine_that_is_found_dead_moves() {
-    let lost = |cause| (5, Event::EndpointLost { cause });
+    let lost = |cause| (5, Event::EndpointLost { endpoint: endpoint(1), cause });
     check(
         Whole,
         &[(0, sent(1)), lost(Cause::Silent)],
@@ -288,6 +288,7 @@ fn a_request_waiting_at_an_engine_that_is_found_dead_moves() {
     check(Whole, &[(0, sent(1)), lost(Cause::Unavailable)], &[]);
     check(Whole, &[(0, sent(1)), (1, OK), lost(Cause::Silent)], &[]);
     check(Stream, &[(0, sent(1)), (1, FirstByte), lost(Cause::Refused)], &[]);
+    check(Whole, &[(0, sent(2)), lost(Cause::Silent)], &[]);
 }
 
 #[test]
@@ -322,7 +323,7 @@ fn event() -> impl Strategy<Value = Event> {
         2 => Just(Progress),
         2 => Just(Ended),
         4 => faults.prop_map(failed),
-        1 => Just(Event::EndpointLost { cause: Cause::Silent }),
+        1 => (0_u64..6).prop_map(|n| Event::EndpointLost { endpoint: endpoint(n), cause: Cause::Silent }),
         1 => Just(ClientGone),
         1 => Just(Shutdown),
         2 => Just(Tick),

@@ -77,8 +77,8 @@ impl<'v> Sides<'v> {
         let scope = Scope { only: None, ..*scope };
         // Whom nobody has heard of yet is not asked to do what others can do alone.
         let least = if mode == SplitMode::Always { Usable::IfNobodyElse } else { Usable::Yes };
-        let several = request.samples_streamed() > 1;
-        let fits = |each: &Endpoint| !several || each.spec.connector() != CONNECTOR_OF_ONE;
+        let whole = request.samples_streamed() > 1 || request.undivided;
+        let fits = |each: &Endpoint| !whole || each.spec.connector() != CONNECTOR_OF_ONE;
         let wanted = |each: &Endpoint| each.spec.role != Role::Decode;
         let usable = self.serving.usable(&scope, least, now, wanted);
         match (usable.is_empty(), failed) {

@@ -98,6 +98,7 @@ pub(super) struct Body<'a> {
     pub(super) obstacles: ResumeObstacles,
     penalties: [bool; 3],
     logprobs: [bool; 2],
+    beams: bool,
     structured: [bool; STRUCTURED_FIELDS],
     functions: [bool; 2],
 }
@@ -244,6 +245,7 @@ fn read_member<'a>(
         // a boolean for chats, a count for completions, where 0 still asks for them
         b"logprobs" => body.logprobs[0] = present(cursor)?.is_some_and(|value| value != b"false"),
         b"prompt_logprobs" => body.logprobs[1] = present(cursor)?.is_some_and(|value| value != b"false"),
+        b"use_beam_search" => body.beams = boolean(cursor, "use_beam_search")?.unwrap_or(false),
         b"presence_penalty" => {
             body.penalties[0] = number(cursor, "presence_penalty")?.is_some_and(|v| v != 0.0);
         }
@@ -275,6 +277,12 @@ impl Body<'_> {
         self.obstacles.set(ResumeObstacles::PENALTIES, any(&self.penalties));
         self.obstacles.set(ResumeObstacles::STRUCTURED, any(&self.structured));
         self.obstacles.set(ResumeObstacles::SAMPLES, self.samples_run() > 1);
+    }
+
+    /// Whether the prompt has to be computed where the answer is: for probabilities of its own tokens, or for beams.
+    pub(super) fn undivided(&self) -> bool {
+        let [of_answer, of_prompt] = self.logprobs;
+        self.beams || of_prompt || (of_answer && self.obstacles.contains(ResumeObstacles::ECHO))
     }
 
     /// How many samples the engine runs per prompt.

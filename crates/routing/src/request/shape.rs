@@ -117,6 +117,9 @@ pub struct RequestShape {
     pub samples: u32,
     /// Prompts in the body's list; 1 if it is not a list.
     pub prompts: u32,
+    /// Whether its prompt has to be computed by the engine that answers: it asks for what computing the prompt shows
+    /// (log-probabilities of the prompt's own tokens), or for beams, of which vLLM hands none over.
+    pub undivided: bool,
     /// How urgent it is.
     pub priority: Priority,
     /// When it expects its tokens.
@@ -194,6 +197,7 @@ impl RequestShape {
             output_tokens_max,
             samples: fields.samples_run(),
             prompts: prompt.prompts,
+            undivided: fields.undivided(),
             priority: told.priority,
             slo: told.slo,
             obstacles,
@@ -227,6 +231,7 @@ impl RequestShape {
             output_tokens_max: None,
             samples: 1,
             prompts: 1,
+            undivided: false,
             priority: Priority::Normal,
             slo: Slo::of(Priority::Normal),
             obstacles: ResumeObstacles::default(),

@@ -306,6 +306,22 @@ fn limits_and_samples_are_read() {
 }
 
 #[test]
+fn a_prompt_whose_own_probabilities_are_wanted_is_computed_where_the_answer_is() {
+    let check = |route, rest: &str, expected: bool| {
+        let body = format!(r#"{{"messages":[{{"role":"user"}}],"prompt":"p",{rest}}}"#);
+        assert_eq!(read(route, &body).undivided, expected, "{rest}");
+    };
+    check(ChatCompletions, r#""logprobs":true,"top_logprobs":3"#, false);
+    check(ChatCompletions, r#""prompt_logprobs":null,"use_beam_search":false"#, false);
+    check(ChatCompletions, r#""prompt_logprobs":0"#, true);
+    check(ChatCompletions, r#""use_beam_search":true"#, true);
+    check(Completions, r#""echo":true"#, false);
+    check(Completions, r#""echo":true,"logprobs":null"#, false);
+    check(Completions, r#""echo":true,"logprobs":1"#, true);
+    check(Completions, r#""logprobs":1,"echo":true"#, true);
+}
+
+#[test]
 fn streams_are_told_apart() {
     let check = |rest: &str, expected: (bool, bool)| {
         let shape = read(ChatCompletions, &format!(r#"{{"messages":[{{"role":"user"}}],{rest}}}"#));

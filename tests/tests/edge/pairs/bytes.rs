@@ -4,10 +4,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{Pairs, alone, said, text};
+use super::{CHAT, Pairs, alone, said, text};
 use crate::rig::{Answer, Connection, Fake, Node, get, piece, post_as, request};
-
-const CHAT: &str = "/v1/chat/completions";
 
 #[actix_web::test]
 async fn each_prompt_is_prefilled_once_and_answered_as_one_engine_would() {

@@ -1,9 +1,13 @@
 //! Legs that fail, and sides that are gone.
 
-use engine::{Engine, Fault, Role};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use super::{Pairs, engines, instant, text};
-use crate::rig::{Answer, Fake, Node, eventually};
+use engine::{Engine, Fault, Role};
+use serde_json::{Value, json};
+
+use super::{CHAT, Pairs, engines, instant, text};
+use crate::rig::{Answer, Fake, Node, chat, eventually, post_as};
 
 fn failing(engine: &Engine, status: u16) {
     engine.fail(Fault::Status { status, retry_after_s: None }, None);
@@ -51,7 +55,7 @@ async fn a_lost_pool_is_no_outage() {
     pairs.chat(&text("after", 200)).await;
     assert_eq!(Pairs::asked(&pairs.decode), 2);
     eventually("it is known to be gone", async || {
-        let explained = pairs.explain(crate::rig::chat(&text("later", 200), false)).await;
+        let explained = pairs.explain(chat(&text("later", 200), false)).await;
         (explained["split"]["reason"] == "no-prefill-endpoint").then_some(())
     })
     .await;
@@ -128,4 +132,80 @@ async fn a_prefill_engine_that_is_gone_before_its_kv_was_read_is_to_blame_and_th
     assert_eq!((prefill.served(), decode.stats().transfers_failed), (1, 1));
     assert_eq!(node.endpoint(&decode.url()).standing().as_str(), "ready");
     node.at_rest().await;
+}
+
+/// A body with `params` in it, as legs have them.
+fn leg(content: &str, params: &Value) -> String {
+    let mut body: Value = serde_json::from_str(&chat(content, false)).expect("JSON");
+    body["kv_transfer_params"] = params.clone();
+    body.to_string()
+}
+
+async fn prefilled(engine: &Engine, content: &str) -> Value {
+    let asked = json!({"do_remote_decode": true, "do_remote_prefill": false});
+    post_as(engine.addr(), CHAT, "", leg(content, &asked)).await.json()
+}
+
+#[actix_web::test]
+async fn decode_engines_that_say_at_once_that_a_prefill_engine_is_gone_serve_whole_and_are_not_to_blame() {
+    for count in [1, 2] {
+        let gone = engines(1, Role::Prefill, &instant()).await.remove(0);
+        let mut patient = instant();
+        patient.transfer.handshake_max = Duration::from_secs(3_600);
+        let decode = engines(count, Role::Decode, &patient).await;
+        for engine in &decode {
+            let staged = prefilled(&gone, "they meet").await;
+            let reply =
+                post_as(engine.addr(), CHAT, "", leg("they meet", &staged["kv_transfer_params"])).await;
+            assert_eq!(reply.status, 200, "{}", reply.text());
+        }
+        let staged = prefilled(&gone, &text("a prompt", 20)).await.to_string();
+        gone.kill().await;
+        let prefill = Fake::start(move |_| Answer::ok(&staged)).await;
+        let mut endpoints = vec![format!("{},role=prefill", prefill.url())];
+        endpoints.extend(decode.iter().map(|engine| format!("{},role=decode", engine.url())));
+        let node = Node::over(&endpoints, &[("split", "always"), ("probe_every_ms", "600000")]).await;
+        for _ in 0..8 {
+            let reply = node.chat(&text("a prompt", 20)).await;
+            assert_eq!(reply.status, 200, "{}", reply.text());
+        }
+        node.at_rest().await;
+        for engine in &decode {
+            assert!(engine.stats().transfers_failed >= 8, "each was asked to fetch");
+            assert_eq!(node.endpoint(&engine.url()).standing().as_str(), "ready");
+        }
+    }
+}
+
+#[actix_web::test]
+async fn a_prefill_engine_that_falls_silent_before_its_kv_was_read_holds_nobody_up() {
+    for stream in [false, true] {
+        let silent = AtomicBool::new(false);
+        let staged = r#"{"id":"c","choices":[],"kv_transfer_params":{"remote_port":1}}"#;
+        let prefill = Fake::start_raw(move |asked| match asked.path.as_str() {
+            _ if silent.load(Ordering::Relaxed) => Answer::Silence,
+            "/health" => Answer::ok(""),
+            "/v1/models" => Answer::ok(r#"{"object":"list","data":[{"id":"sim","object":"model"}]}"#),
+            CHAT => {
+                silent.store(true, Ordering::Relaxed);
+                Answer::ok(staged)
+            }
+            _ => Answer::status(404),
+        })
+        .await;
+        let decode = Fake::start(|asked| match String::from_utf8_lossy(&asked.body) {
+            body if body.contains("remote_port") => Answer::Silence,
+            body if body.contains("\"stream\":true") => Answer::stream(2, Duration::ZERO),
+            _ => Answer::completion(9, 2),
+        })
+        .await;
+        let endpoints = [format!("{},role=prefill", prefill.url()), format!("{},role=decode", decode.url())];
+        let flags = [("split", "always"), ("probe_every_ms", "50"), ("probe_timeout_ms", "100")];
+        let node = Node::over(&endpoints, &flags).await;
+        let reply = node.post(CHAT, chat(&text("a prompt", 20), stream)).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert_eq!((prefill.served(), decode.served()), (1, 2), "a leg each, and the request whole");
+        assert_eq!(node.endpoint(&decode.url()).standing().as_str(), "ready");
+        node.at_rest().await;
+    }
 }

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use engine::{Config, Profile, Role, SchedulerKind};
+use serde_json::{Value, json};
 
-use super::{Pairs, engines, instant, text};
+use super::{CHAT, Pairs, engines, instant, text};
 use crate::rig::{Connection, chat, eventually, request, until};
 
 async fn asks(pairs: &Pairs, name: &str, stream: bool) -> Connection {
@@ -82,6 +83,18 @@ async fn while_it_decodes() {
     drop(client);
     assert_gone(&pairs, 0.0).await;
     assert_eq!(pairs.decode[0].stats().aborted, 1);
+}
+
+#[actix_web::test]
+async fn with_an_answer_that_only_the_decode_engine_refused_to_give() {
+    let pairs = Pairs::always(1, 1).await;
+    // The prefill leg goes without these options, so that it is not refused.
+    let mut body: Value = serde_json::from_str(&chat(&text("refused", 400), false)).expect("JSON");
+    body["stream_options"] = json!({"include_usage": true});
+    let reply = pairs.node.post(CHAT, body.to_string()).await;
+    assert_eq!(reply.status, 400, "{}", reply.text());
+    assert_eq!(pairs.staged(), 1);
+    assert_gone(&pairs, 1.0).await;
 }
 
 #[actix_web::test]

@@ -11,6 +11,8 @@ use serde_json::{Value, json};
 
 use crate::rig::{Node, Reply, get, post_as};
 
+const CHAT: &str = "/v1/chat/completions";
+
 /// Engines with roles, and a replica in front of them.
 struct Pairs {
     prefill: Vec<Engine>,

@@ -6,6 +6,7 @@ use crate::lifecycle::LegOrder;
 const PAIR: Event = pair(1, 2, LegOrder::PrefillFirst);
 const TOGETHER: Event = pair(1, 2, LegOrder::Together);
 const HANDED: Event = Event::HandedOff;
+const ERROR: Event = failed(LegFault::Status(500));
 
 const fn pair(prefill: u64, decode: u64, order: LegOrder) -> Event {
     Event::Split { prefill: EndpointId::from_raw(prefill), decode: EndpointId::from_raw(decode), order }
@@ -114,13 +115,72 @@ fn a_failed_decode_goes_elsewhere_with_the_same_prefill() {
 
 #[test]
 fn a_decode_that_fails_long_after_it_was_sent_may_have_lost_its_prefill_and_is_not_to_blame() {
-    let error = failed(LegFault::Status(500));
     let script = [(0, PAIR), (50, HANDED), (50, decode(2))];
-    let at_once = [&script[..], &[(60, error)]].concat();
-    let guilty = ["release 2", "withdraw 2", "report 2 Failure(ServerError)", "decode-elsewhere status-500"];
-    check(Stream, &at_once, &guilty);
-    let late = [&script[..], &[(5_060, error)]].concat();
+    let late = [&script[..], &[(5_060, ERROR)]].concat();
     check(Stream, &late, &["release 2", "withdraw 2", "release-staged 1 for 2 Out", "retry status-500"]);
+}
+
+#[test]
+fn a_decode_that_fails_at_once_is_to_blame_if_another_can_fetch_the_same() {
+    for fault in [LegFault::Status(500), LegFault::ErrorEvent] {
+        let script = [(0, PAIR), (50, HANDED), (50, decode(2)), (60, failed(fault))];
+        let elsewhere = format!("decode-elsewhere {}", LegFailure::new(fault).as_str());
+        let lifecycle = check(Stream, &script, &["release 2", "withdraw 2", &elsewhere]);
+        assert_eq!(lifecycle.tried(), [endpoint(2)]);
+        let fetched = [&script[..], &[(61, decode(4)), (65, FirstByte)]].concat();
+        check(Stream, &fetched, &["report 2 Failure(ServerError)", "first-token 4"]);
+    }
+}
+
+#[test]
+fn a_decode_that_fails_at_once_as_others_do_has_lost_its_prefill_and_may_serve_the_request_whole() {
+    let first = [(0, PAIR), (50, HANDED), (50, decode(2)), (60, ERROR)];
+    let second = [&first[..], &[(61, decode(4)), (65, ERROR)]].concat();
+    let whole = ["release-staged 1 for 4 Out", "retry status-500"];
+    let lifecycle = check(Stream, &second, &[&["release 4", "withdraw 4"][..], &whole].concat());
+    assert_eq!(lifecycle.tried(), [endpoint(1)]);
+    // The same if there is no other to tell by.
+    let alone = [&first[..], &[(61, Refused)]].concat();
+    let lifecycle = check(Stream, &alone, &["release-staged 1 for 2 Waiting", "retry status-500"]);
+    assert_eq!(lifecycle.tried(), [endpoint(1)]);
+    let served = [&alone[..], &[(62, sent(2)), (70, FirstByte)]].concat();
+    check(Stream, &served, &["first-token 2"]);
+    // It failed whole as well: it was its own fault, and who is left is the one that computed the prompt.
+    let guilty = [&alone[..], &[(62, sent(2)), (63, ERROR)]].concat();
+    let blamed = ["release 2", "report 2 Failure(ServerError)", "withdraw 2", "retry status-500"];
+    check(Stream, &guilty, &blamed);
+    let nobody = [&guilty[..], &[(64, Refused)]].concat();
+    let lifecycle = check(Stream, &nobody, &["retry status-500"]);
+    assert_eq!(lifecycle.tried(), [endpoint(2)]);
+    check(Stream, &[&nobody[..], &[(65, sent(1)), (70, FirstByte)]].concat(), &["first-token 1"]);
+    let given_up = format!("give-up {:?}", GiveUp::PassOn { status: 500, retry_after: None });
+    check(Stream, &[&nobody[..], &[(65, Refused)]].concat(), &[&given_up, "done failed"]);
+}
+
+#[test]
+fn what_was_handed_off_long_ago_is_not_taken_over_by_another_engine() {
+    let script = |at| [(0, PAIR), (50, HANDED), (50, decode(2)), (at, failed(LegFault::Reset))];
+    let blamed = ["release 2", "withdraw 2", "report 2 Failure(Reset)"];
+    check(Whole, &script(20_050), &[&blamed[..], &["decode-elsewhere reset"]].concat());
+    let anew = ["release-staged 1 for 2 Out", "retry reset"];
+    check(Whole, &script(20_051), &[&blamed[..], &anew].concat());
+}
+
+#[test]
+fn a_decode_that_waits_for_a_prefill_engine_that_fell_silent_is_given_up_without_blame() {
+    let lost = |at, cause| (at, Event::EndpointLost { endpoint: endpoint(1), cause });
+    let script = [(0, PAIR), (50, HANDED), (50, decode(2))];
+    let silent = [&script[..], &[lost(900, Cause::Silent)]].concat();
+    let moved = ["abort 2 EndpointLost(Silent)", "release 2", "withdraw 2", "release-staged 1 for 2 Out"];
+    for delivery in [Stream, Whole] {
+        let lifecycle = check(delivery, &silent, &[&moved[..], &["retry endpoint-lost"]].concat());
+        assert_eq!(lifecycle.tried(), [endpoint(1)]);
+    }
+    // A dead one is noticed by who fetches from it.
+    check(Stream, &[&script[..], &[lost(900, Cause::Refused)]].concat(), &[]);
+    // What is fetched is fetched: the answer may well be under way.
+    check(Whole, &[&script[..], &[lost(20_050, Cause::Silent)]].concat(), &[]);
+    check(Stream, &[&script[..], &[(60, FirstByte), lost(900, Cause::Silent)]].concat(), &[]);
 }
 
 #[test]
@@ -185,11 +245,11 @@ fn each_leg_has_a_limit_of_its_own_and_all_together_have_one() {
 
 #[test]
 fn an_endpoint_that_is_lost_moves_the_leg_that_waits_for_it() {
-    let lost = (15, Event::EndpointLost { cause: Cause::Silent });
+    let lost = |n| (15, Event::EndpointLost { endpoint: endpoint(n), cause: Cause::Silent });
     let moved = ["abort 1 EndpointLost(Silent)", "release 1", "withdraw 1", "release 2", "withdraw 2"];
-    check(Stream, &[(0, PAIR), lost], &[&moved[..], &["retry endpoint-lost"]].concat());
+    check(Stream, &[(0, PAIR), lost(1)], &[&moved[..], &["retry endpoint-lost"]].concat());
     let moved = ["abort 2 EndpointLost(Silent)", "release 2", "withdraw 2", "decode-elsewhere endpoint-lost"];
-    check(Stream, &[(0, PAIR), (10, HANDED), (11, decode(2)), lost], &moved);
+    check(Stream, &[(0, PAIR), (10, HANDED), (11, decode(2)), lost(2)], &moved);
 }
 
 #[test]

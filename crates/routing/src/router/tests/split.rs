@@ -148,13 +148,15 @@ fn the_settings_say_when_to_split() {
 }
 
 #[test]
-fn what_has_no_prompt_or_no_answer_or_several_is_not_split() {
+fn what_has_no_prompt_or_no_answer_or_several_or_shows_its_prompt_is_not_split() {
     let router = two_and_two(always());
     let prompt = text("a", 32_000);
     for body in [
         json!({"model": "m", "input": prompt}),
         json!({"model": "m", "prompt": prompt, "n": 2}),
         json!({"model": "m", "prompt": [prompt, "b"]}),
+        json!({"model": "m", "prompt": prompt, "prompt_logprobs": 0}),
+        json!({"model": "m", "prompt": prompt, "use_beam_search": true}),
     ] {
         check_whole(&choose(&router, &shape_of(&router, &body), at(1)), &[2, 3], SplitReason::Unsplittable);
     }
