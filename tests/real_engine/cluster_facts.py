@@ -5,6 +5,8 @@ import time
 import urllib.request
 from collections.abc import Callable
 
+from fleet import Process
+
 AGREE_MAX_S = 30
 
 
@@ -37,3 +39,22 @@ def seconds_until(
         if waited > seconds_max:
             return None
         time.sleep(0.05)
+
+
+def wait_for_whole(replicas: list[Process]) -> None:
+    """Waits until every replica believes every other one alive."""
+    admins = [replica.admin_url for replica in replicas]
+    if seconds_until(admins, lambda view: len(live_replicas(view)) == len(replicas)) is None:
+        raise RuntimeError(f"the replicas did not all find each other: {admins}")
+
+
+def metric(replicas: list[Process], name: str) -> float:
+    """A counter's sum over replicas and series."""
+    total = 0.0
+    for replica in replicas:
+        with urllib.request.urlopen(f"{replica.admin_url}/metrics", timeout=5) as reply:
+            for line in reply.read().decode().splitlines():
+                series, _, value = line.rpartition(" ")
+                if series.partition("{")[0] == f"grapevine_{name}":
+                    total += float(value)
+    return total

@@ -63,6 +63,10 @@ def _kill(process: Process) -> None:
     process.popen.wait()
 
 
+def _freeze(process: Process) -> None:
+    os.killpg(process.popen.pid, signal.SIGSTOP)
+
+
 def _kill_engine_core(engine: Process) -> None:
     for pid in children_named(engine.popen.pid, "EngineCore"):
         os.kill(pid, signal.SIGKILL)
@@ -94,6 +98,17 @@ SCENARIOS = [
     ),
 ]
 
+# Of the engines of a pair, by their role. KV that was handed over stays with who decodes, so without who computes
+# prompts nothing may fail; without who decodes, a stream that had begun ends.
+PAIR_SCENARIOS = [
+    ("prefill", Scenario("prefill-kill", "kill -9 of the prefill engine", "engine", _kill, _nothing)),
+    ("prefill", Scenario("prefill-freeze", "SIGSTOP to the prefill engine", "engine", _freeze, _nothing)),
+    (
+        "decode",
+        Scenario("decode-kill", "kill -9 of the decode engine", "engine", _kill, _told_of_broken_stream),
+    ),
+]
+
 
 async def run_scenario(
     label: str,
@@ -103,10 +118,11 @@ async def run_scenario(
     victims: list[Process],
     engines: list[Process],
     engine_logs: dict[str, list[pathlib.Path]],
+    legs: int = 1,
 ) -> tuple[Process, dict]:
     """Plays one scenario; the victim is the one of `victims` that has most requests open.
 
-    Returns it, ended, and what was seen.
+    Returns it, ended, and what was seen. A request has moved if engines saw it more than `legs` times.
     """
     load = Load(f"{label}-{scenario.name}", url)
 
@@ -124,9 +140,10 @@ async def run_scenario(
     load.write(fleet.out / f"exchanges-{load.name}.jsonl", at)
     reached = engine_facts.arrivals(engine_logs)
     seen = {"what": scenario.what, "victim": victim.name, "open_at_victim": open_at_victim}
-    seen |= _summary(scenario, [exchange for _, exchange in load.played], at, reached)
+    moved = {request_id for request_id, engines in reached.items() if len(engines) > legs}
+    seen |= _summary(scenario, [exchange for _, exchange in load.played], at, moved)
     survivor = next(engine for engine in engines if engine is not victim)
-    return victim, seen | await _compare_texts(survivor.url, load.played, reached)
+    return victim, seen | await _compare_texts(survivor.url, load.played, moved)
 
 
 class Load:
@@ -178,7 +195,7 @@ def _open_at(process: Process, load: Load, engine_logs: dict[str, list[pathlib.P
     return sum(request_id in reached for request_id in load.open)
 
 
-def _summary(scenario: Scenario, exchanges: list[Exchange], death: Death, reached: dict) -> dict:
+def _summary(scenario: Scenario, exchanges: list[Exchange], death: Death, moved: set[str]) -> dict:
     failed = [e for e in exchanges if e.outcome is not Outcome.OK]
     seen = {kind: collections.Counter() for kind in ("stream", "plain")}
     for exchange in exchanges:
@@ -197,7 +214,7 @@ def _summary(scenario: Scenario, exchanges: list[Exchange], death: Death, reache
         "not_forgiven_examples": [_describe(e, death.not_before) for e in unforgiven[:8]],
         "failed_examples": [_describe(e, death.not_before) for e in failed[:8]],
         "moved_and_answered": sum(
-            e.outcome is Outcome.OK and len(reached.get(e.request_id, [])) > 1 for e in exchanges
+            e.outcome is Outcome.OK and e.request_id in moved for e in exchanges
         ),
         "longest_request_s": max(e.ended - e.began for e in exchanges),
         "longest_request_begun_after_death_s": max(
@@ -215,16 +232,18 @@ def _describe(exchange: Exchange, moment: float) -> str:
     )
 
 
-async def _compare_texts(engine_url: str, played: list[tuple[dict, Exchange]], reached: dict) -> dict:
+async def _compare_texts(engine_url: str, played: list[tuple[dict, Exchange]], moved: set[str]) -> dict:
     """Asks an engine directly for answers that had to move, and for as many that had not.
 
     The answers that stayed are the control: batching alone may flip a near tie of a greedy answer.
     """
     answered = [(body, e) for body, e in played if e.outcome is Outcome.OK]
-    moved = [pair for pair in answered if len(reached.get(pair[1].request_id, [])) > 1]
-    stayed = [pair for pair in answered if len(reached.get(pair[1].request_id, [])) == 1]
+    pairs_by_label = {
+        "moved": [pair for pair in answered if pair[1].request_id in moved],
+        "stayed": [pair for pair in answered if pair[1].request_id not in moved],
+    }
     result = {}
-    for label, pairs in (("moved", moved), ("stayed", stayed)):
+    for label, pairs in pairs_by_label.items():
         differ = 0
         for body, exchange in pairs[:TEXTS_CHECKED_MAX]:
             again = await chat(engine_url, body, f"again-{exchange.request_id}", CLIENT_LIMIT_S)

@@ -6,6 +6,7 @@ of the output directory, so that run.sh can end them even if this program is kil
 
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import re
@@ -52,6 +53,13 @@ ENGINE_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
 }
+# What an engine of a pair runs with besides: KV goes from one to the other over NIXL, on the loopback.
+KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+PAIR_ENVIRONMENT = {
+    "UCX_TLS": "tcp,shm,self",
+    "UCX_NET_DEVICES": "lo",
+    "VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK,
+}
 
 
 class NotReady(Exception):
@@ -67,6 +75,7 @@ class Process:
     log: pathlib.Path
     popen: subprocess.Popen
     admin_url: str = ""  # of a replica
+    role: str = ""  # of an engine of a pair, as the replicas are told it
 
     def alive(self) -> bool:
         """Whether it still runs."""
@@ -95,8 +104,8 @@ class Fleet:
 
     # Starting
 
-    def start_engine(self, name: str, port: int | None = None) -> Process:
-        """Starts one vLLM; `wait_ready` tells when it serves."""
+    def start_engine(self, name: str, port: int | None = None, role: str = "") -> Process:
+        """Starts one vLLM, for a role of a pair if it is given; `wait_ready` tells when it serves."""
         port = port or self.free_port()
         command = [
             str(self.engine_dir / "venv" / "bin" / "vllm"), "serve", str(self.engine_dir / "model"),
@@ -104,9 +113,15 @@ class Fleet:
         ]  # fmt: skip
         environment = os.environ | ENGINE_ENVIRONMENT
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # makes every start compile everything
-        return self._start(name, f"http://{LOOPBACK}:{port}", command, environment)
+        if role:
+            connector = {"kv_connector": "NixlConnector", "kv_role": KV_ROLES[role], "kv_buffer_device": "cpu"}
+            command += ["--kv-transfer-config", json.dumps(connector)]
+            environment |= PAIR_ENVIRONMENT | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.free_port())}
+        engine = self._start(name, f"http://{LOOPBACK}:{port}", command, environment)
+        engine.role = role
+        return engine
 
-    def start_replicas(self, count: int, engines: list[Process]) -> list[Process]:
+    def start_replicas(self, count: int, engines: list[Process], flags: tuple[str, ...] = ()) -> list[Process]:
         """Starts the cluster: every replica is told of every other one and of every engine."""
         key = self.out / "cluster.key"
         key.write_bytes(os.urandom(32).hex().encode())
@@ -115,7 +130,10 @@ class Fleet:
             {"listen": self.free_port(), "admin": self.free_port(), "gossip": self.free_gossip_port()}
             for _ in range(count)
         ]
-        self._engine_urls = [engine.url for engine in engines]
+        self._replica_flags = list(flags)
+        for engine in engines:
+            role = f",role={engine.role}" if engine.role else ""
+            self._replica_flags += ["--endpoint", engine.url + role]
         return [self.start_replica(index) for index in range(count)]
 
     def start_replica(self, index: int) -> Process:
@@ -132,8 +150,7 @@ class Fleet:
         for other, other_plan in enumerate(self._plans):
             if other != index:
                 command += ["--seed", f"{LOOPBACK}:{other_plan['gossip']}"]
-        for url in self._engine_urls:
-            command += ["--endpoint", url]
+        command += self._replica_flags
         replica = self._start(f"replica-{index + 1}", f"http://{LOOPBACK}:{plan['listen']}", command)
         replica.admin_url = f"http://{LOOPBACK}:{plan['admin']}"
         return replica

@@ -11,12 +11,13 @@ def markdown(result: dict) -> str:
     ]
     if "stopped_by" in result:
         lines += [f"**Did not run to its end:** {result['stopped_by']}", ""]
-    for part in (_chats, _bench, _deaths, _checks):
+    for part in (_chats, _bench, _deaths, checks_table):
         lines += part(result)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _table(head: list[str], rows: list[list]) -> list[str]:
+def table(head: list[str], rows: list[list]) -> list[str]:
+    """A table, or nothing if it has no rows."""
     if not rows:
         return []
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
@@ -53,7 +54,7 @@ def _chats(result: dict) -> list[str]:
         "chats", "through", "requests", "failed", "follow-ups on their engine", "follow-ups warm",
         "engines' own hit ratio", "busiest / mean", "mean first byte, ms",
     ]  # fmt: skip
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _bench(result: dict) -> list[str]:
@@ -62,7 +63,7 @@ def _bench(result: dict) -> list[str]:
         for label, name, seen in _sides(result, "bench")
     ]
     head = ["vllm bench serve", "through", "completed", "failed", "mean TTFT, ms", "p99 TTFT, ms"]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _deaths(result: dict) -> list[str]:
@@ -82,9 +83,10 @@ def _deaths(result: dict) -> list[str]:
         "through", "requests", "open there", "what the clients saw", "failed, begun after it",
         "moved and answered", "their texts that differ", "longest request, s",
     ]  # fmt: skip
-    return _table(head, rows)
+    return table(head, rows)
 
 
-def _checks(result: dict) -> list[str]:
+def checks_table(result: dict) -> list[str]:
+    """Every check of a run."""
     rows = [[c["check"], c["wanted"], c["seen"], "yes" if c["holds"] else "**no**"] for c in result["checks"]]
-    return _table(["check", "wanted", "seen", "holds"], rows)
+    return table(["check", "wanted", "seen", "holds"], rows)

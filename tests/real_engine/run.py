@@ -7,13 +7,10 @@ no replica are also played with the balancer in front of the engines alone, for 
 import argparse
 import asyncio
 import dataclasses
-import datetime
 import json
 import os
 import pathlib
-import platform
 import signal
-import subprocess
 import sys
 
 import bench_serve
@@ -23,6 +20,7 @@ import failures
 import report
 import verdicts
 from fleet import ENGINE_START_MAX_S, HERE, MODEL, REPLICA_START_MAX_S, Fleet, Process
+from telling import about, end_once, say
 
 ENGINES = 2
 REPLICAS = 3
@@ -47,12 +45,6 @@ def main() -> int:
         fleet.stop_all()
         run.write()
     return 0 if all(check["holds"] for check in run.result["checks"]) else 1
-
-
-def end_once(*_) -> None:
-    """Ends the run at the first SIGTERM; a second one must not disturb the ending of the others."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(143)
 
 
 def parse_options() -> argparse.Namespace:
@@ -116,7 +108,7 @@ class Run:
         for replica in self.replicas:
             self.fleet.wait_ready(replica, "/readyz", REPLICA_START_MAX_S)
             say(f"{replica.name} ready at {replica.url}")
-        self.wait_for_whole_cluster()
+        cluster_facts.wait_for_whole(self.replicas)
         balancer = self.fleet.start_balancer("haproxy-replicas", self.replicas, "/readyz")
         self.fleet.wait_ready(balancer, "/readyz", REPLICA_START_MAX_S)
         seen, alone = self.result["cluster"], self.result["engines_only"]
@@ -191,7 +183,7 @@ class Run:
         if scenario.victim == "replica":
             group[index] = self.fleet.start_replica(index)
             seen["ready_again_after_s"] = self.fleet.wait_ready(group[index], "/readyz", REPLICA_START_MAX_S)
-            self.wait_for_whole_cluster()
+            cluster_facts.wait_for_whole(self.replicas)
         else:
             group[index] = self.start_engine_again(victim)
             seen["requests_again_after_s"] = asyncio.run(
@@ -205,15 +197,6 @@ class Run:
         self.fleet.wait_ready(engine, "/health", ENGINE_START_MAX_S)
         self.engine_logs[engine.name].append(engine.log)
         return engine
-
-    def wait_for_whole_cluster(self) -> None:
-        """Waits until every replica believes every other one alive."""
-        admins = [replica.admin_url for replica in self.replicas]
-        seconds = cluster_facts.seconds_until(
-            admins, lambda view: len(cluster_facts.live_replicas(view)) == REPLICAS
-        )
-        if seconds is None:
-            raise RuntimeError(f"the replicas did not all find each other: {admins}")
 
     # The result
 
@@ -230,29 +213,6 @@ class Run:
         (self.options.out / "result.json").write_text(text + "\n")
         (self.options.out / "result.md").write_text(report.markdown(self.result))
         say(f"results: {self.options.out}/result.json and result.md")
-
-
-def about(engine_dir: pathlib.Path) -> dict:
-    """What ran, on what, when."""
-    python = str(engine_dir / "venv" / "bin" / "python")
-    version = "import importlib.metadata as m; print(m.version('vllm'))"
-    return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "vllm": output_of([python, "-c", version]).strip(),
-        "haproxy": output_of(["haproxy", "-v"]).split()[2],
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-
-
-def output_of(command: list[str]) -> str:
-    """What a short command prints."""
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def say(text: str) -> None:
-    """One line of progress."""
-    print(f"{datetime.datetime.now():%H:%M:%S} {text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import pathlib
 import tempfile
 import unittest
 
+import answers
 import chats
 import engine_facts
 import failures
@@ -106,5 +107,42 @@ class Facts(unittest.TestCase):
         self.assertEqual(back_to_back.order(1), [1, 1, 3, 3])
 
 
-if __name__ == "__main__":
-    unittest.main()
+class Answers(unittest.TestCase):
+    """Whether two answers are one."""
+
+    PLAIN = (
+        b'{"id":"a","choices":[{"index":0,"text":"ship ","logprobs":{"tokens":["ship "],"token_logprobs":[%s]},'
+        b'"finish_reason":"length"}],"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":8}}}'
+    )
+    EVENT = b'data: {"id":"%s","choices":[{"index":0,"text":"%s","logprobs":{"tokens":["%s"]},"finish_reason":%s}]}\n\n'
+
+    def test_ids_and_cached_tokens_do_not_make_a_difference(self):
+        plain = answers.read_plain(200, self.PLAIN % b"-0.5")
+        other = answers.read_plain(200, (self.PLAIN % b"-0.5").replace(b'"a"', b'"b"').replace(b":8", b":0"))
+        self.assertTrue(answers.compare(plain, other).equal(0.0))
+        self.assertEqual((plain.prompt_tokens, plain.cached_tokens, other.cached_tokens), (9, 8, 0))
+
+    def test_numbers_are_compared_as_numbers_and_all_else_as_it_is(self):
+        plain = answers.read_plain(200, self.PLAIN % b"-0.5")
+        near = answers.compare(plain, answers.read_plain(200, self.PLAIN % b"-0.5001"))
+        self.assertEqual(near.logprobs, 1)
+        self.assertTrue(near.equal(1e-3))
+        self.assertFalse(near.equal(1e-5))
+        other = answers.read_plain(200, (self.PLAIN % b"-0.5").replace(b"ship ", b"boat "))
+        self.assertFalse(answers.compare(plain, other).equal(1.0))
+        self.assertFalse(answers.compare(plain, answers.read_plain(500, self.PLAIN % b"-0.5")).equal(1.0))
+
+    def test_a_stream_is_what_its_chunks_say_together(self):
+        def stream(*texts: bytes) -> answers.Answer:
+            events = [self.EVENT % (b"x", text, text, b"null") for text in texts]
+            return answers.read_stream(200, b"".join([*events, self.EVENT % (b"x", b"", b"", b'"length"'), DONE]))
+
+        self.assertEqual(stream(b"ship ", b"sails").said["choices"]["0"]["text"], "ship sails")
+        self.assertTrue(answers.compare(stream(b"ship "), stream(b"ship ")).equal(0.0))
+        self.assertFalse(answers.compare(stream(b"ship "), stream(b"boat ")).equal(0.0))
+
+    def test_a_stream_without_its_end_is_told_from_a_whole_one(self):
+        event = self.EVENT % (b"x", b"ship ", b"ship ", b"null")
+        whole, cut = answers.read_stream(200, event + DONE), answers.read_stream(200, event)
+        self.assertFalse(answers.compare(whole, cut).equal(0.0))
+        self.assertFalse(answers.compare(whole, answers.read_stream(200, event + DONE + DONE)).equal(0.0))
