@@ -105,9 +105,8 @@ pub struct Charges {
     /// reader see without the lock that nothing is due.
     next_due: AtomicU64,
     predicted: Mutex<BinaryHeap<Reverse<Predicted>>>,
-    /// Counts prompts that were done, and those that found none before them: each time the engine began
-    /// with another.
-    begun: AtomicU32,
+    /// Counts prompts that were done or given up: each time the engine may have begun with another.
+    done: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -140,7 +139,7 @@ impl Default for Charges {
             decode_tokens: AtomicU64::new(0),
             next_due: AtomicU64::new(u64::MAX),
             predicted: Mutex::default(),
-            begun: AtomicU32::new(0),
+            done: AtomicU32::new(0),
         }
     }
 }
@@ -152,9 +151,9 @@ impl Charges {
         PackedCharge(self.packed.load(Ordering::Acquire))
     }
 
-    /// How often the engine began with another of the own prompts.
-    pub fn begun(&self) -> u32 {
-        self.begun.load(Ordering::Relaxed)
+    /// How many of the own prompts were done or given up so far.
+    pub fn prompts_done(&self) -> u32 {
+        self.done.load(Ordering::Relaxed)
     }
 
     /// Output tokens expected of the requests that decode.
@@ -172,9 +171,6 @@ impl Charges {
         if size.begins == Begins::Decoding {
             self.decode_tokens.fetch_add(u64::from(size.output_tokens), Ordering::AcqRel);
             return Arc::new(Charge { phase: AtomicU8::new(DECODING), size });
-        }
-        if self.packed.load(Ordering::Relaxed) & PREFILL_MASK == u64::from(size.prefill_tokens) {
-            self.begun.fetch_add(1, Ordering::Relaxed);
         }
         let charge = Arc::new(Charge { phase: AtomicU8::new(PREFILLING), size });
         if let Some(due) = size.prefill_ends {
@@ -206,7 +202,7 @@ impl Charges {
         match charge.phase.compare_exchange(PREFILLING, DECODING, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
                 self.packed.fetch_sub(u64::from(charge.size.prefill_tokens), Ordering::AcqRel);
-                self.begun.fetch_add(1, Ordering::Relaxed);
+                self.done.fetch_add(1, Ordering::Relaxed);
             }
             Err(_) => {
                 self.decode_tokens.fetch_sub(output, Ordering::AcqRel);
@@ -220,7 +216,7 @@ impl Charges {
             PREFILLING => {
                 let whole = PackedCharge::new(1, u64::from(size.prefill_tokens)).0;
                 self.packed.fetch_sub(whole, Ordering::AcqRel);
-                self.begun.fetch_add(1, Ordering::Relaxed);
+                self.done.fetch_add(1, Ordering::Relaxed);
             }
             DECODING => {
                 self.packed.fetch_sub(PackedCharge::new(1, 0).0, Ordering::AcqRel);

@@ -77,7 +77,7 @@ struct State {
     placed: placed::PlacedTokens,
     observation: observed::Observation,
     retention: Retention,
-    /// How often the engine had begun with another prompt when last looked at, and since when.
+    /// How many prompts were done when the engine was last looked at, and since when it is at the first of those left.
     head: Mutex<(u32, Moment)>,
     breaker: Mutex<Breaker>,
     /// `Usable` of the breaker's standing, for readers in a hurry.
@@ -175,12 +175,15 @@ impl Endpoint {
         }
     }
 
-    /// For how long the engine is known to be at the first of its prompts, in ms.
+    /// For how long the engine is known to be at the first of its prompts, in ms: since another was done, or since
+    /// it was last seen without any. That one more waits there, through whatever replica, is no new begin.
     fn head_ms(&self, now: Moment) -> f64 {
-        let begun = self.state.charges.begun().wrapping_add(self.state.rows.begun());
+        let done = self.state.charges.prompts_done().wrapping_add(self.state.rows.prompts_done());
+        let own = self.state.charges.read(now).prefill_tokens();
+        let is_idle = own + self.state.rows.charge().prefill_tokens() == 0;
         let mut head = self.state.head.lock();
-        if head.0 != begun {
-            *head = (begun, now);
+        if head.0 != done || is_idle {
+            *head = (done, now);
         }
         now.millis_since(head.1)
     }
@@ -214,6 +217,8 @@ impl Endpoint {
     }
 
     pub(crate) fn set_row(&self, origin: &ReplicaId, row: LoadRow, now: Moment) {
+        // Before, to see whether it was idle; and after, to see whether something was done.
+        self.head_ms(now);
         self.state.rows.set(origin, row, now);
         self.head_ms(now);
     }

@@ -18,7 +18,8 @@ pub(super) struct Rows {
     by_origin: Mutex<Vec<OriginRow>>,
     packed: AtomicU64,
     decode_tokens: AtomicU64,
-    begun: AtomicU32,
+    /// Counts each time the prompts of an origin became less: some were done.
+    done: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -36,22 +37,18 @@ impl Rows {
         let nothing =
             row.running == 0 && row.prefill_tokens == 0 && row.decode_tokens == 0 && row.placed_tokens == 0;
         match (at, nothing) {
-            (Ok(at), true) => {
-                self.begun.fetch_add(1, Ordering::Relaxed);
-                rows.remove(at);
-            }
-            (Ok(at), false) => {
-                let before = rows[at].row.prefill_tokens;
-                if before == 0 || row.prefill_tokens < before {
-                    self.begun.fetch_add(1, Ordering::Relaxed);
+            (Ok(at), _) => {
+                if row.prefill_tokens < rows[at].row.prefill_tokens {
+                    self.done.fetch_add(1, Ordering::Relaxed);
                 }
-                rows[at] = OriginRow { origin: origin.clone(), row, heard: now };
+                if nothing {
+                    rows.remove(at);
+                } else {
+                    rows[at] = OriginRow { origin: origin.clone(), row, heard: now };
+                }
             }
             (Err(_), true) => return,
-            (Err(at), false) => {
-                self.begun.fetch_add(1, Ordering::Relaxed);
-                rows.insert(at, OriginRow { origin: origin.clone(), row, heard: now });
-            }
+            (Err(at), false) => rows.insert(at, OriginRow { origin: origin.clone(), row, heard: now }),
         }
         self.publish(&rows);
     }
@@ -76,8 +73,9 @@ impl Rows {
         PackedCharge::from_raw(self.packed.load(Ordering::Acquire))
     }
 
-    pub(super) fn begun(&self) -> u32 {
-        self.begun.load(Ordering::Relaxed)
+    /// How often prompts of theirs were done so far.
+    pub(super) fn prompts_done(&self) -> u32 {
+        self.done.load(Ordering::Relaxed)
     }
 
     /// Decode tokens of all others.

@@ -45,6 +45,24 @@ fn an_older_report_never_replaces_a_newer_one_and_a_new_life_begins_with_nothing
 }
 
 #[test]
+fn one_more_prompt_that_waits_does_not_make_the_engine_begin_anew_whoever_sent_it() {
+    let router = router(1, Settings::default());
+    let head_ms = |ms| router.view().get(id(0)).unwrap().load(at(ms)).head_ms;
+    let tell = |from: &str, version, prefill_tokens, ms| {
+        let push = LoadPush { epoch: 1, version, rows: vec![row(0, 1, prefill_tokens)] };
+        router.merge_load(&ReplicaId::new(from), &push, at(ms));
+    };
+    assert_eq!(head_ms(50), 0.0, "nothing is to be computed");
+    tell("b", 1, 1_000, 100);
+    tell("c", 1, 500, 300);
+    assert_eq!(head_ms(400), 300.0, "it is at the first of two");
+    tell("b", 2, 0, 450);
+    assert_eq!(head_ms(500), 50.0, "it is at the second");
+    tell("c", 2, 0, 600);
+    assert_eq!(head_ms(700), 0.0, "nothing is left");
+}
+
+#[test]
 fn load_counts_by_replica_and_goes_with_it() {
     let router = router(2, Settings::default());
     let _own = choose(&router, &shape(&router, "x"), at(1));
