@@ -6,7 +6,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Args as _, Command, FromArgMatches as _, value_parser};
 
 use crate::config::{KEYS, Kind, Sources};
-use crate::{demo, explain, load};
+use crate::{demo, explain, lab, load};
 
 /// What was asked for.
 pub enum Ask {
@@ -25,6 +25,8 @@ pub enum Ask {
     Demo(demo::Options),
     /// Send load.
     Load(Box<load::Options>),
+    /// Play a workload in virtual time.
+    Lab(Box<lab::Options>),
     /// Show a decision.
     Explain(explain::Options),
 }
@@ -63,6 +65,9 @@ fn command() -> Command {
             load::Options::augment_args(Command::new("load"))
                 .about("Sends generated chats or a trace to an OpenAI endpoint and measures"),
         )
+        .subcommand(lab::Options::augment_args(Command::new("lab")).about(
+            "Plays a trace or generated chats through simulated replicas and engines, in virtual time",
+        ))
         .subcommand(
             explain::Options::augment_args(Command::new("explain"))
                 .about("Shows what a replica would decide for a body, without sending it"),
@@ -105,6 +110,7 @@ pub fn parse(arguments: Vec<String>) -> Result<Ask, clap::Error> {
         Some(("engine", given)) => Ok(Ask::Engine(Box::new(engine::Options::from_arg_matches(given)?))),
         Some(("demo", given)) => Ok(Ask::Demo(demo::Options::from_arg_matches(given)?)),
         Some(("load", given)) => Ok(Ask::Load(Box::new(load::Options::from_arg_matches(given)?))),
+        Some(("lab", given)) => Ok(Ask::Lab(Box::new(lab::Options::from_arg_matches(given)?))),
         Some(("explain", given)) => Ok(Ask::Explain(explain::Options::from_arg_matches(given)?)),
         _ => Err(command().error(ErrorKind::MissingSubcommand, "a command is needed; see --help")),
     }

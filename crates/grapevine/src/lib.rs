@@ -1,4 +1,4 @@
-//! The one binary: command line, configuration, wiring, demo and load.
+//! The one binary: command line, configuration, wiring, demo, load and lab.
 //!
 //! The main choice: everything that reads files, flags, environment and signals is here, and only here;
 //! what it finds becomes plain checked values for the crates below. The library exists so that tests and
@@ -11,6 +11,7 @@ pub mod config;
 pub mod demo;
 pub mod explain;
 pub mod fetch;
+pub mod lab;
 pub mod load;
 pub mod log;
 mod peers;

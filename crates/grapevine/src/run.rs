@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use crate::cli::{Ask, parse};
-use crate::{config, demo, explain, load, serve};
+use crate::{config, demo, explain, lab, load, serve};
 
 /// Does what `arguments` (the program's name first) ask for: 0 when it worked, 2 for a fault in what was asked,
 /// 1 for what went wrong on the way.
@@ -33,6 +33,7 @@ pub fn run(arguments: Vec<String>) -> ExitCode {
         Ask::Engine(options) => end(on_runtime(engine(*options))),
         Ask::Demo(options) => end(on_runtime(demo::run(&options))),
         Ask::Load(options) => end(load::run(&options).map(drop)),
+        Ask::Lab(options) => end(lab::run(&options).map(drop)),
         Ask::Explain(options) => end(on_runtime(explain::run(&options))),
     }
 }
