@@ -8,7 +8,6 @@ use rand::{Rng as _, SeedableRng as _};
 /// What is asked of the engines.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Workload {
-    pub(crate) tenants: usize,
     /// Bytes at the head of every prompt.
     pub(crate) common_bytes: usize,
     /// Bytes after it that only a tenant's prompts have.
@@ -19,10 +18,6 @@ pub(crate) struct Workload {
     pub(crate) turn_bytes: usize,
     pub(crate) turns: usize,
     pub(crate) output_tokens: u64,
-    pub(crate) clients: usize,
-    pub(crate) chats: usize,
-    /// Between a reply and the client's next turn, in microseconds.
-    pub(crate) think_us: u64,
     /// Whether prompts are chats; else they are plain text.
     pub(crate) chat: bool,
 }

@@ -227,16 +227,12 @@ impl Cluster {
         self.chats_begun += 1;
         let is_long = self.rng.random_bool(self.scenario.long_share);
         let workload = Workload {
-            tenants: 1,
             common_bytes: 0,
             tenant_bytes: 0,
             first_bytes: if is_long { self.scenario.long_bytes } else { self.scenario.short_bytes },
             turn_bytes: self.scenario.short_bytes,
             turns: 2,
             output_tokens: self.scenario.output_tokens,
-            clients: self.scenario.clients,
-            chats: self.scenario.chats,
-            think_us: self.scenario.think_us,
             chat: true,
         };
         Client { chat: Chat::begin(workload, 0, self.chats_begun as u64), is_long }
