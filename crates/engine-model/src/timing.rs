@@ -60,7 +60,7 @@ pub struct Timing {
 pub enum Crowding {
     /// Linearly to twice its value at so many, and not beyond; at 1 or below it never does.
     DoubleAt(u32),
-    /// By this share of it for every one but the first, without end.
+    /// By this share of it for every one but the first, without end; in the simple engine prompts are slowed alike.
     Each(f64),
 }
 
@@ -69,6 +69,16 @@ impl Timing {
     pub fn prefill(&self, tokens: u32, first: bool) -> Duration {
         let base = if first { self.prefill_base } else { Duration::ZERO };
         base + self.prefill_per_token * tokens
+    }
+
+    /// Time to compute a whole prompt of `tokens` while `batch` requests decode. Only [`Crowding::Each`] makes it
+    /// longer.
+    pub fn prefill_beside(&self, tokens: u32, batch: u32) -> Duration {
+        let growth = match self.crowding {
+            Crowding::DoubleAt(_) => 0.0,
+            Crowding::Each(share) => share * f64::from(batch),
+        };
+        self.prefill(tokens, true).mul_f64(1.0 + growth)
     }
 
     /// Time between tokens with `batch` requests decoding.
@@ -148,6 +158,9 @@ mod tests {
         for (batch, us) in [(0, 12_000), (1, 12_000), (2, 13_800), (11, 30_000), (101, 192_000)] {
             assert_eq!(timing.decode(batch), Duration::from_micros(us), "{batch} decoding");
         }
+        assert_eq!(timing.prefill_beside(1_000, 0), timing.prefill(1_000, true));
+        assert_eq!(timing.prefill_beside(1_000, 2), Duration::from_millis(364));
+        assert_eq!(Profile::Llama8bH100.timing().prefill_beside(1_000, 2), Duration::from_millis(280));
     }
 
     #[test]

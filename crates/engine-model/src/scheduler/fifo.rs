@@ -1,7 +1,8 @@
-//! The simple engine: one prefill at a time in order of arrival, never slowed by decodes, over an LRU cache of
-//! blocks in which running jobs pin nothing. A job's time to first token is its queue plus its own uncached
-//! prefill; a prefill can slow the decodes beside it ([`Timing::beside_prefill`]). One whose KV comes from elsewhere waits in no queue and decodes once it is there. A finished prefill
-//! that is to be kept is not when too few blocks are free.
+//! The simple engine: one prefill at a time in order of arrival, over an LRU cache of blocks in which running jobs
+//! pin nothing. A job's time to first token is its queue plus its own uncached prefill. A prefill can slow the decodes
+//! beside it ([`Timing::beside_prefill`]) and be slowed by those that there are when it begins
+//! ([`Timing::prefill_beside`]). A job whose KV comes from elsewhere waits in no queue and decodes once it is there. A
+//! finished prefill that is to be kept is not when too few blocks are free.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -191,7 +192,7 @@ impl Fifo {
         let uncached = job.prompt.tokens - cached_tokens;
         self.running_tokens += u64::from(uncached);
         out.push(Event::Started { job: job.id, at: now, cached_tokens, spoiled });
-        let ends = now.plus(self.timing.prefill(uncached, true));
+        let ends = now.plus(self.timing.prefill_beside(uncached, self.decoding.len() as u32));
         self.prefilling = Some(Prefilling { job, handoff, spoiled, ends, uncached });
     }
 
