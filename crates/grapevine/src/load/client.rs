@@ -114,7 +114,7 @@ pub struct Outcome {
 
 impl Outcome {
     /// How the user of this stream fared who expected it by `slo`.
-    pub(super) fn fared(&self, slo: &Slo) -> Fared {
+    pub fn fared(&self, slo: &Slo) -> Fared {
         let mut digestion = Digestion::new(slo, 1);
         if let Some(ttft) = self.ttft {
             let mut at = ttft;
