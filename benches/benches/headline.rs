@@ -16,16 +16,15 @@
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use benches::arms::{self, Arms};
 use benches::fleet::Fleet;
-use benches::front::{self, Front, HaproxyMode};
-use benches::oracle::Oracle;
-use benches::replicas::{self, Replicas};
+use benches::options::Common;
 use benches::spread::Spread;
+use benches::way::{Programs, Way};
 use clap::{Parser, ValueEnum};
 use engine::{Config, Profile};
 use grapevine::load::{self, ChatShape, Limits, Live, Order, Pace, Plan, Source, Target, Targets};
@@ -43,12 +42,9 @@ const SHORT_CHATS: u64 = 32;
 /// Time to first token over engines that queue and cache: Grapevine, HAProxy, an oracle
 #[derive(Parser, Clone, Debug, Serialize)]
 struct Settings {
-    /// Seeds, one run of every arm for each
-    #[arg(long, value_delimiter = ',', default_value = "1,2,3")]
-    seeds: Vec<u64>,
-    /// Arms to run [default: all]
-    #[arg(long, value_enum, value_delimiter = ',')]
-    arms: Vec<Arm>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    arms: Arms<Arm>,
     /// Clients in closed loop
     #[arg(long, default_value_t = 16)]
     clients: usize,
@@ -88,22 +84,9 @@ struct Settings {
     /// An engine's cache as a share of what all tenants' prompts and all chats under way fill
     #[arg(long, default_value_t = 0.4)]
     cache_share: f64,
-    /// More arguments for `grapevine serve`, separated by spaces
-    #[arg(long, default_value = "", allow_hyphen_values = true)]
-    serve: String,
-    /// The program to measure [default: built now]
-    #[arg(long)]
-    grapevine: Option<PathBuf>,
-    /// Write all runs here, as JSON
-    #[arg(long)]
-    json: Option<PathBuf>,
-    /// A quick run that shows that everything works: one seed, few chats
-    #[arg(long)]
-    short: bool,
-    /// Given by `cargo bench`
-    #[arg(long, hide = true)]
-    #[serde(skip)]
-    bench: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    common: Common,
 }
 
 /// What stands between the clients and the engines.
@@ -141,71 +124,35 @@ struct Run {
 
 fn main() -> anyhow::Result<()> {
     let mut settings = Settings::parse();
-    if settings.short {
-        settings.seeds.truncate(1);
+    if settings.common.short {
+        settings.arms.seeds.truncate(1);
         settings.chats = SHORT_CHATS;
     }
     ensure!(!settings.speeds.is_empty(), "--speeds names no engine");
-    let haproxy = front::haproxy_program();
-    let mut arms = settings.arms.clone();
-    if arms.is_empty() {
-        arms = Arm::value_variants().to_vec();
-    }
-    if haproxy.is_none() {
-        println!(
-            "skipped: HAProxy is not installed, so neither it nor three replicas behind it are measured"
+    let programs = Programs::find(&settings.common)?;
+    let arms =
+        settings.arms.chosen(|arm| programs.haproxy.is_some() || !matches!(arm, Arm::Haproxy | Arm::Three));
+    let runs = arms::interleaved(arms, &settings.arms.seeds, |arm, seed| {
+        let run = measure(arm, seed, &settings, &programs)
+            .with_context(|| format!("{} with seed {seed}", arm.name()))?;
+        eprintln!(
+            "seed {seed}  {:<26} {:>7.1} ms to the first token on average, {} failed",
+            arm.name(),
+            run.report.ttft_ms.mean.unwrap_or(f64::NAN),
+            run.report.failed()
         );
-        arms.retain(|arm| !matches!(arm, Arm::Haproxy | Arm::Three));
-    }
-    let ours = arms.iter().any(|arm| matches!(arm, Arm::One | Arm::Three));
-    let programs = Programs {
-        haproxy: haproxy.unwrap_or_default(),
-        grapevine: if ours { replicas::program(settings.grapevine.clone())? } else { PathBuf::new() },
-    };
-    let mut runs = Vec::new();
-    for (turn, seed) in settings.seeds.iter().enumerate() {
-        // Each arm is first for some seed: what else the machine does is nobody's fault.
-        arms.rotate_left(turn.min(1));
-        for arm in &arms {
-            let run = measure(*arm, *seed, &settings, &programs)
-                .with_context(|| format!("{} with seed {seed}", arm.name()))?;
-            eprintln!(
-                "seed {seed}  {:<26} {:>7.1} ms to the first token on average, {} failed",
-                arm.name(),
-                run.report.ttft_ms.mean.unwrap_or(f64::NAN),
-                run.report.failed()
-            );
-            runs.push(run);
-        }
-    }
+        Ok(run)
+    })?;
     print!("{}", table(&settings, &runs)?);
-    if let Some(path) = &settings.json {
-        let everything = serde_json::json!({ "settings": settings, "runs": runs });
-        std::fs::write(path, serde_json::to_string_pretty(&everything)?)
-            .with_context(|| format!("writing {}", path.display()))?;
-    }
-    Ok(())
-}
-
-struct Programs {
-    haproxy: PathBuf,
-    grapevine: PathBuf,
-}
-
-/// Whatever an arm has running while it is measured.
-enum Standing {
-    Nothing,
-    Front { _front: Front },
-    Replicas { _replicas: Replicas, _front: Option<Front> },
-    Oracle { _oracle: Oracle },
+    settings.common.write(&serde_json::json!({ "settings": settings, "runs": runs }))
 }
 
 fn measure(arm: Arm, seed: u64, settings: &Settings, programs: &Programs) -> anyhow::Result<Run> {
     let configs = engines(settings);
     let fleet = Fleet::start(configs.clone())?;
     let engines = fleet.addresses();
-    let (targets, _standing) = stand_up(arm, settings, programs, &engines, configs)?;
-    let report = drive(seed, settings, &targets)?;
+    let way = stand_up(arm, settings, programs, &engines, configs)?;
+    let report = drive(seed, settings, &way.targets())?;
     let requests_per_engine = fleet.chats();
     let (busiest, total) =
         (requests_per_engine.iter().max().copied().unwrap_or(0), requests_per_engine.iter().sum::<u64>());
@@ -220,29 +167,15 @@ fn stand_up(
     programs: &Programs,
     engines: &[SocketAddr],
     configs: Vec<Config>,
-) -> anyhow::Result<(Vec<SocketAddr>, Standing)> {
-    let serve: Vec<String> = settings.serve.split_whitespace().map(str::to_owned).collect();
-    let replicas = |count| Replicas::start(&programs.grapevine, count, engines, &serve);
-    Ok(match arm {
-        Arm::RoundRobin => (engines.to_vec(), Standing::Nothing),
-        Arm::Haproxy => {
-            let front = front::haproxy(&programs.haproxy, HaproxyMode::HttpLeastconn, engines)?;
-            (vec![front.address], Standing::Front { _front: front })
-        }
-        Arm::One => {
-            let replicas = replicas(1)?;
-            (replicas.public(), Standing::Replicas { _replicas: replicas, _front: None })
-        }
-        Arm::Three => {
-            let replicas = replicas(3)?;
-            let front = front::haproxy(&programs.haproxy, HaproxyMode::TcpLeastconn, &replicas.public())?;
-            (vec![front.address], Standing::Replicas { _replicas: replicas, _front: Some(front) })
-        }
-        Arm::Oracle => {
-            let oracle = Oracle::start(engines.iter().copied().zip(configs))?;
-            (vec![oracle.address()], Standing::Oracle { _oracle: oracle })
-        }
-    })
+) -> anyhow::Result<Way> {
+    let replicas = |count| Way::replicas(programs, count, engines, &settings.common.serve_arguments(&[]));
+    match arm {
+        Arm::RoundRobin => Ok(Way::Direct(engines.to_vec())),
+        Arm::Haproxy => Way::haproxy(programs, engines),
+        Arm::One => replicas(1),
+        Arm::Three => replicas(3),
+        Arm::Oracle => Way::oracle(engines, configs),
+    }
 }
 
 fn engines(settings: &Settings) -> Vec<Config> {
@@ -307,7 +240,7 @@ fn table(settings: &Settings, runs: &[Run]) -> anyhow::Result<String> {
         settings.common_bytes,
         settings.tenant_bytes,
         settings.cache_share,
-        settings.seeds,
+        settings.arms.seeds,
     )?;
     writeln!(
         out,

@@ -9,7 +9,6 @@
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -17,8 +16,9 @@ use std::time::Instant;
 
 use anyhow::{Context as _, anyhow, ensure};
 use benches::canned::{self, Kind};
+use benches::options::Common;
 use benches::process::Process;
-use benches::replicas::{self, Replicas};
+use benches::replicas::Replicas;
 use benches::wait;
 use clap::Parser;
 use serde::Serialize;
@@ -47,23 +47,13 @@ struct Settings {
     /// Connections
     #[arg(long, default_value_t = 16)]
     connections: usize,
-    /// The program to measure [default: built now]
-    #[arg(long)]
-    grapevine: Option<PathBuf>,
-    /// Write the figures here, as JSON
-    #[arg(long)]
-    json: Option<PathBuf>,
-    /// A quick run that shows that everything works
-    #[arg(long)]
-    short: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    common: Common,
     /// Be the engine at this address
     #[arg(long, hide = true)]
     #[serde(skip)]
     canned: Option<SocketAddr>,
-    /// Given by `cargo bench`
-    #[arg(long, hide = true)]
-    #[serde(skip)]
-    bench: bool,
 }
 
 /// The replica at one moment.
@@ -83,37 +73,32 @@ fn main() -> anyhow::Result<()> {
     if let Some(address) = settings.canned {
         return canned::serve(&[address], Kind::Whole);
     }
-    if settings.short {
+    if settings.common.short {
         settings.requests = settings.requests.min(20_000);
         settings.index_bytes_max = settings.index_bytes_max.min(1 << 20);
         settings.session_table_max = settings.session_table_max.min(1_000);
     }
-    settings.grapevine = Some(replicas::program(settings.grapevine.take())?);
     let rows = measure(&settings)?;
     print!("{}", table(&settings, &rows)?);
-    if let Some(path) = &settings.json {
-        let everything = serde_json::json!({ "settings": settings, "rows": rows });
-        std::fs::write(path, serde_json::to_string_pretty(&everything)?)
-            .with_context(|| format!("writing {}", path.display()))?;
-    }
-    Ok(())
+    settings.common.write(&serde_json::json!({ "settings": settings, "rows": rows }))
 }
 
 fn measure(settings: &Settings) -> anyhow::Result<Vec<Row>> {
+    let program = settings.common.program()?;
     let engine = wait::free_address()?;
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["--canned", &engine.to_string()]);
     let _engine = Process::start(&mut command)?;
     wait::until_open(engine)?;
-    let program = settings.grapevine.as_deref().context("a program")?;
-    let more = [
-        ("--index-bytes-max", settings.index_bytes_max),
-        ("--session-table-max", settings.session_table_max),
-    ];
-    let mut more: Vec<String> =
-        more.iter().flat_map(|(flag, value)| [(*flag).to_owned(), value.to_string()]).collect();
-    more.extend(["--log", "warn"].map(str::to_owned));
-    let replicas = Replicas::start(program, 1, &[engine], &more)?;
+    let more = settings.common.serve_arguments(&[
+        "--index-bytes-max",
+        &settings.index_bytes_max.to_string(),
+        "--session-table-max",
+        &settings.session_table_max.to_string(),
+        "--log",
+        "warn",
+    ]);
+    let replicas = Replicas::start(&program, 1, &[engine], &more)?;
     let (public, admin) = (replicas.public()[0], replicas.admin()[0]);
     let begun = Instant::now();
     let mut rows = vec![look(&replicas.processes[0], admin, 0, begun)?];

@@ -15,11 +15,15 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
 use benches::fleet::Fleet;
-use benches::replicas::{self, Replicas};
+use benches::options::Common;
+use benches::replicas::Replicas;
 use clap::Parser;
 use engine::{Config, Profile};
 use grapevine::load::{BLOCK_TOKENS, Milliseconds, Report};
 use serde::Serialize;
+
+/// How much of the trace a run with `--short` takes.
+const SHORT_TRACE: &str = "1min";
 
 /// Policies on a recorded trace: hit rate and time to first token
 #[derive(Parser, Clone, Debug, Serialize)]
@@ -48,19 +52,9 @@ struct Settings {
     /// Blocks of 512 tokens in each engine's cache
     #[arg(long, default_value_t = 6_000)]
     cache_blocks: u32,
-    /// More arguments for `grapevine serve`, separated by spaces
-    #[arg(long, default_value = "", allow_hyphen_values = true)]
-    serve: String,
-    /// The program to measure [default: built now]
-    #[arg(long)]
-    grapevine: Option<PathBuf>,
-    /// Write all runs here, as JSON
-    #[arg(long)]
-    json: Option<PathBuf>,
-    /// Given by `cargo bench`
-    #[arg(long, hide = true)]
-    #[serde(skip)]
-    bench: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    common: Common,
 }
 
 /// One policy's run.
@@ -73,24 +67,22 @@ struct Run {
 }
 
 fn main() -> anyhow::Result<()> {
-    let settings = Settings::parse();
+    let mut settings = Settings::parse();
+    if settings.common.short {
+        settings.until_trace = SHORT_TRACE.to_owned();
+    }
     let Some(trace) = settings.trace.clone() else {
         println!("skipped: no --trace FILE");
         return Ok(());
     };
-    let program = replicas::program(settings.grapevine.clone())?;
+    let program = settings.common.program()?;
     let runs: Vec<Run> = settings
         .policies
         .iter()
         .map(|policy| run(&settings, &program, &trace, policy).with_context(|| format!("policy {policy}")))
         .collect::<anyhow::Result<_>>()?;
     print!("{}", table(&settings, &trace, &runs)?);
-    if let Some(path) = &settings.json {
-        let everything = serde_json::json!({ "settings": settings, "runs": runs });
-        std::fs::write(path, serde_json::to_string_pretty(&everything)?)
-            .with_context(|| format!("writing {}", path.display()))?;
-    }
-    Ok(())
+    settings.common.write(&serde_json::json!({ "settings": settings, "runs": runs }))
 }
 
 fn run(settings: &Settings, program: &Path, trace: &Path, policy: &str) -> anyhow::Result<Run> {
@@ -98,8 +90,7 @@ fn run(settings: &Settings, program: &Path, trace: &Path, policy: &str) -> anyho
     config.timing = config.timing.sped_up(settings.speed * settings.engine_speed);
     config.limits.kv_blocks = settings.cache_blocks * (BLOCK_TOKENS as u32 / config.limits.block_tokens);
     let fleet = Fleet::start(vec![config; settings.engines])?;
-    let mut serve = vec!["--policy".to_owned(), policy.to_owned()];
-    serve.extend(settings.serve.split_whitespace().map(str::to_owned));
+    let serve = settings.common.serve_arguments(&["--policy", policy]);
     let replicas = Replicas::start(program, settings.replicas, &fleet.addresses(), &serve)?;
     let folder = tempfile::tempdir()?;
     let json = folder.path().join("load.json");

@@ -22,8 +22,9 @@ use anyhow::{Context as _, ensure};
 use benches::canned::{self, CHUNKS, Kind};
 use benches::closed_loop;
 use benches::front::{self, Front, HaproxyMode};
+use benches::options::Common;
 use benches::process::{self, Process};
-use benches::replicas::{self, Replicas};
+use benches::replicas::Replicas;
 use benches::spread::Spread;
 use benches::wait;
 use clap::Parser;
@@ -59,26 +60,13 @@ struct Settings {
     /// Requests of one measurement with small replies; burst streams are a fifth, paced ones a fiftieth
     #[arg(long, default_value_t = 20_000)]
     requests: usize,
-    /// More arguments for `grapevine serve`, separated by spaces
-    #[arg(long, default_value = "", allow_hyphen_values = true)]
-    serve: String,
-    /// The program to measure [default: built now]
-    #[arg(long)]
-    grapevine: Option<PathBuf>,
-    /// Write all measurements here, as JSON
-    #[arg(long)]
-    json: Option<PathBuf>,
-    /// A quick run that shows that everything works
-    #[arg(long)]
-    short: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    common: Common,
     /// Be the engines at these addresses
     #[arg(long, hide = true, value_delimiter = ',')]
     #[serde(skip)]
     canned: Vec<SocketAddr>,
-    /// Given by `cargo bench`
-    #[arg(long, hide = true)]
-    #[serde(skip)]
-    bench: bool,
 }
 
 impl Settings {
@@ -168,14 +156,14 @@ fn main() -> anyhow::Result<()> {
         let kind = settings.kinds.first().copied().context("--canned needs --kinds")?;
         return canned::serve(&settings.canned, kind);
     }
-    if settings.short {
+    if settings.common.short {
         settings.requests = settings.requests.min(2_000);
         settings.repeats = 1;
     }
     if settings.kinds.is_empty() {
         settings.kinds = vec![Kind::Whole, Kind::Burst, Kind::Paced];
     }
-    settings.grapevine = Some(replicas::program(settings.grapevine.take())?);
+    settings.common.grapevine = Some(settings.common.program()?);
     let load_before = load();
     let mut measured = Vec::new();
     for kind in settings.kinds.clone() {
@@ -187,13 +175,9 @@ fn main() -> anyhow::Result<()> {
         machine.cores, machine.processor, machine.kernel, machine.load[0], machine.load[1]
     );
     print!("{}", table(&settings, &measured)?);
-    if let Some(path) = &settings.json {
-        let everything =
-            serde_json::json!({ "machine": machine, "settings": settings, "measured": measured });
-        std::fs::write(path, serde_json::to_string_pretty(&everything)?)
-            .with_context(|| format!("writing {}", path.display()))?;
-    }
-    Ok(())
+    settings
+        .common
+        .write(&serde_json::json!({ "machine": machine, "settings": settings, "measured": measured }))
 }
 
 /// Everything that runs while one kind is measured.
@@ -225,14 +209,13 @@ impl Stand {
         };
         let nginx = installed(front::nginx_program(), "nginx");
         let haproxy = installed(front::haproxy_program(), "HAProxy");
-        let serve: Vec<String> = settings.serve.split_whitespace().map(str::to_owned).collect();
-        let program = settings.grapevine.as_deref().context("a program to measure")?;
+        let program = settings.common.program()?;
         Ok(Self {
             nginx: nginx.map(|program| front::nginx(&program, &addresses)).transpose()?,
             haproxy: haproxy
                 .map(|program| front::haproxy(&program, HaproxyMode::HttpRoundRobin, &addresses))
                 .transpose()?,
-            grapevine: Replicas::start(program, 1, &addresses, &serve)?,
+            grapevine: Replicas::start(&program, 1, &addresses, &settings.common.serve_arguments(&[]))?,
             engines,
             engine_addresses: addresses,
         })

@@ -7,14 +7,19 @@
 //! Left out: timed assertions. A bench prints what it measured and whether that meets the target; it fails
 //! only when it could not measure.
 
+pub mod arms;
 pub mod blocks;
 pub mod canned;
+pub mod chats;
 pub mod closed_loop;
 pub mod fleet;
 pub mod front;
+pub mod options;
 pub mod oracle;
 pub mod process;
 pub mod replicas;
+pub mod roles;
 pub mod spread;
 pub mod times;
 pub mod wait;
+pub mod way;

@@ -1,5 +1,6 @@
 //! Grapevine itself, as its users run it: `grapevine serve`, one process for each replica.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -22,15 +23,15 @@ pub struct Replicas {
 }
 
 impl Replicas {
-    /// Starts `count` replicas in front of `endpoints`, with `more` arguments for each, and waits until all
-    /// are ready.
+    /// Starts `count` replicas in front of `endpoints` (addresses, each perhaps with `,role=..` and the like behind
+    /// it), with `more` arguments for each, and waits until all are ready.
     ///
     /// # Errors
     /// When one does not start, with the end of its log.
     pub fn start(
         program: &Path,
         count: usize,
-        endpoints: &[SocketAddr],
+        endpoints: &[impl Display],
         more: &[String],
     ) -> anyhow::Result<Self> {
         let ports = ports::find(count)?;
