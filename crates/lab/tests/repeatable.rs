@@ -107,7 +107,7 @@ fn the_fluid_model_takes_its_queue_and_its_own_uncached_tokens() {
 }
 
 #[test]
-fn replicas_that_tell_each_other_nothing_queue_much_longer_and_lost_words_cost_less_than_silence() {
+fn silence_between_replicas_costs_much_time_and_lost_words_or_a_cut_cost_less_of_it() {
     let ttft_ms = |gossip: Gossip| {
         let scenario = Scenario {
             engines: vec![EngineSpec::fluid(800.0, 10_000); 3],
@@ -119,8 +119,11 @@ fn replicas_that_tell_each_other_nothing_queue_much_longer_and_lost_words_cost_l
     let told = ttft_ms(Gossip::default());
     let lossy = ttft_ms(Gossip { loss: 0.3, ..Gossip::default() });
     let silent = ttft_ms(Gossip { push_every: None, ..Gossip::default() });
+    let cut = Cut { from: Duration::ZERO, until: Duration::from_secs(50) };
+    let cut = ttft_ms(Gossip { cuts: vec![cut], ..Gossip::default() });
     assert!(silent > 1.2 * told, "silent {silent} ms, told {told} ms");
     assert!(lossy < silent, "lossy {lossy} ms, silent {silent} ms");
+    assert!(told < cut && cut < silent, "told {told} ms, cut {cut} ms, silent {silent} ms");
 }
 
 #[test]

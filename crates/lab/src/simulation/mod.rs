@@ -1,5 +1,7 @@
 //! One run: requests, engines' steps and replicas' words are events in one queue.
 
+mod words;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +11,6 @@ use engine_model::timing::Moment;
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
 use routing::endpoint::EndpointSpec;
-use routing::facts::{LedgerRecord, ObservedRow};
 use routing::request::ShapeRules;
 use routing::router::Measurement;
 use routing::settings::{Fault, Settings};
@@ -17,16 +18,14 @@ use routing::{Chosen, EndpointId};
 
 use crate::engine::Engine;
 use crate::figures::{Chats, Figures, Tally};
-use crate::gossip::Fate;
 use crate::queue::Queue;
 use crate::replicas::{Replicas, Word, core_time};
 use crate::scenario::{Decider, Scenario};
 use crate::sweep::rules_of;
 use crate::workload::chats::Chat;
 use crate::workload::{Asked, Prompts, Workload};
+use words::SCRAPE_EVERY;
 
-/// Between two looks of an engine's scraper at its gauges, as `grapevine serve` has it.
-const SCRAPE_EVERY: Duration = Duration::from_millis(250);
 /// How long a chat that goes on is held back for the word of its last turn, and how often it is looked for: as in
 /// the gateway.
 const WORD_AWAITED_MAX: Duration = Duration::from_millis(5);
@@ -437,76 +436,6 @@ impl<'a> Simulation<'a> {
         self.queue.push(self.now.plus(shape.think), Event::Turn(client));
     }
 
-    /// Something may have changed at a replica: it pushes at once, or as soon as it may again.
-    fn news_of(&mut self, replica: usize) {
-        let Some(every) = self.scenario.gossip.push_every else { return };
-        if self.replicas.count() < 2 || self.pushing[replica].due {
-            return;
-        }
-        self.pushing[replica].due = true;
-        let earliest = self.pushing[replica].last.map_or(self.now, |last| last.plus(every).max(self.now));
-        self.queue.push(earliest, Event::PushDue(replica));
-    }
-
-    fn push(&mut self, from: usize) {
-        let Some(word) = self.replicas.news(from, self.now) else { return };
-        self.pushing[from].last = Some(self.now);
-        let Word::Push { ledger, load } = &word else { return };
-        let blocks: usize = ledger.iter().map(blocks_told).sum();
-        let count = self.replicas.count();
-        for to in (0..count).filter(|to| *to != from) {
-            self.tally.told.pushes += 1;
-            self.tally.told.rows += load.rows.len() as u64;
-            self.tally.told.blocks += blocks as u64;
-            match self.scenario.gossip.push(from, to, count, self.now, &mut self.lots) {
-                Fate::Heard { at } => self.queue.push(at, Event::Heard { from, to, word: word.clone() }),
-                Fate::Lost { repaired_at } if !ledger.is_empty() => {
-                    let word = Word::Repair { ledger: Arc::clone(ledger) };
-                    self.queue.push(repaired_at, Event::Heard { from, to, word });
-                }
-                Fate::Lost { .. } => {}
-            }
-        }
-    }
-
-    fn pulse(&mut self, from: usize) {
-        let gossip = &self.scenario.gossip;
-        // Also without anybody to tell: with its pulse a replica puts into force what it has learned.
-        let word = self.replicas.pulse(from, self.now);
-        let count = self.replicas.count();
-        if gossip.push_every.is_some() {
-            for to in (0..count).filter(|to| *to != from) {
-                self.tally.told.pulses += 1;
-                if let Some(at) = gossip.pulse(from, to, count, self.now, &mut self.lots) {
-                    self.queue.push(at, Event::Heard { from, to, word: word.clone() });
-                }
-            }
-        }
-        self.queue.push(self.now.plus(gossip.pulse_every), Event::PulseDue(from));
-    }
-
-    /// Each engine is looked at by the replica that all agree on; without gossip by every one.
-    fn scrape(&mut self) {
-        let alone = self.scenario.gossip.push_every.is_none();
-        for (engine, id) in self.engines.iter().zip(&self.endpoints) {
-            let gauges = engine.gauges();
-            let row = ObservedRow {
-                endpoint: *id,
-                age_ms: 0,
-                running: gauges.running,
-                waiting: gauges.waiting,
-                kv_ratio: Some(gauges.kv_ratio as f32),
-                engine_epoch: 1,
-            };
-            for router in &self.replicas.routers {
-                if alone || router.scrape_owner(*id).as_ref() == Some(router.own()) {
-                    router.observe(&row, core_time(self.now));
-                }
-            }
-        }
-        self.queue.push(self.now.plus(SCRAPE_EVERY), Event::Scrape);
-    }
-
     fn figures(self) -> Figures {
         let served: Vec<usize> = self.engines.iter().map(|engine| engine.served).collect();
         let computed: Vec<u64> = self.engines.iter().map(|engine| engine.computed_tokens).collect();
@@ -519,12 +448,5 @@ impl<'a> Simulation<'a> {
             }
         });
         self.tally.figures(served, &computed, chats)
-    }
-}
-
-fn blocks_told(record: &LedgerRecord) -> usize {
-    match record {
-        LedgerRecord::Place { blocks, .. } | LedgerRecord::Withdraw { blocks, .. } => blocks.len(),
-        _ => 0,
     }
 }
