@@ -117,6 +117,15 @@ impl Admin {
             .map_err(|error| format!("{error:#}"))
     }
 
+    /// `/sessions/{key}`.
+    ///
+    /// # Panics
+    /// If there is no answer, or it is not JSON.
+    pub async fn session(&self, key: &str) -> Value {
+        let (_, body) = self.get(&format!("/sessions/{key}")).await.expect("an answer");
+        serde_json::from_str(&body).expect("JSON")
+    }
+
     /// Whether the process answers.
     pub async fn is_live(&self) -> bool {
         self.get("/livez").await.is_ok_and(|(status, _)| status == 200)

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use actix::prelude::{Actor, AsyncContext as _, Context, Handler, Message};
 use parking_lot::Mutex;
-use routing::facts::{LedgerRecord, LoadPush, Pulse};
+use routing::facts::{LedgerRecord, LoadPush, Pulse, StagedPush};
 use routing::liveness::{Beat, DeathCause, Liveness, LivenessChange};
+use routing::staged::Orphan;
 use routing::{ReplicaId, Router};
 use tracing::{info, warn};
 
@@ -42,6 +43,13 @@ pub enum PeerEvent {
         /// The rows.
         push: LoadPush,
     },
+    /// What it has staged at prefill engines.
+    Staged {
+        /// Who.
+        replica: ReplicaId,
+        /// All that is staged, and some of the rows.
+        push: StagedPush,
+    },
     /// Facts about caches, sessions and the endpoint list.
     Ledger {
         /// The facts.
@@ -64,6 +72,12 @@ pub enum PeerEvent {
     },
     /// This replica has learned what there was to learn before it may say ready.
     CaughtUp,
+}
+
+/// Has engines let go of what a dead replica has staged there.
+pub trait Heir: Send + Sync + 'static {
+    /// Sees to each of them, in its own time. Called on the gossip actor's thread: it must return at once.
+    fn inherit(&self, orphans: Vec<Orphan>);
 }
 
 /// What the gossip actor knows, for whoever asks.
@@ -119,6 +133,9 @@ pub(crate) struct GossipActor {
     pub(crate) router: Arc<Router>,
     pub(crate) clock: Clock,
     pub(crate) cluster: Arc<Cluster>,
+    pub(crate) heir: Arc<dyn Heir>,
+    /// How long a decode leg of a replica that may yet live can take to its first byte.
+    pub(crate) handoff: Duration,
 }
 
 impl GossipActor {
@@ -158,6 +175,7 @@ impl GossipActor {
             }
         }
         self.router.replica_gone(replica);
+        self.router.open_estate(replica, cause, self.handoff, self.clock.now());
         self.share_duties();
     }
 
@@ -178,6 +196,10 @@ impl GossipActor {
         };
         for (replica, cause) in dead {
             self.died(&replica, cause);
+        }
+        let orphans = self.router.take_orphans(now);
+        if !orphans.is_empty() {
+            self.heir.inherit(orphans);
         }
     }
 }
@@ -203,6 +225,9 @@ impl Handler<PeerEvent> for GossipActor {
             }
             PeerEvent::Load { replica, push } => {
                 self.router.merge_load(&replica, &push, now);
+            }
+            PeerEvent::Staged { replica, push } => {
+                self.router.merge_staged(&replica, &push);
             }
             PeerEvent::Ledger { records } => {
                 self.router.merge_ledger(&records, now);

@@ -6,7 +6,7 @@
 //! back; an `if` about routing here would be a bug. Mailboxes are bounded and a full one is counted. actix
 //! does not bring back an actor that panicked, so a watch does.
 //!
-//! Left out on purpose: HTTP (the port [`EngineProbe`] asks for it) and the gossip's transport (its news come
+//! Left out on purpose: HTTP (the ports [`EngineProbe`] and [`Heir`] ask for it) and the gossip's transport (its news come
 //! as [`PeerEvent`]s).
 
 mod clock;
@@ -23,7 +23,7 @@ mod system;
 mod tests;
 
 pub use clock::Clock;
-pub use gossip::{Cluster, PeerEvent, ReplicaSeen};
+pub use gossip::{Cluster, Heir, PeerEvent, ReplicaSeen};
 pub use mailbox::{ActorCounts, ActorKind, Told};
 pub use probe::{EngineProbe, PROBE_BYTES_MAX, ProbeError, ProbeReply};
 pub use session::{Sessions, TurnEnded};

@@ -15,6 +15,9 @@ pub struct ActorSettings {
     pub session_idle: Duration,
     /// Silence after which a replica's load no longer counts. 1.5 s.
     pub dead_after: Duration,
+    /// How long what a replica staged is left alone after it fell silent, in which it may yet live: as long as its
+    /// decode legs may take to their first byte. 20 s.
+    pub handoff: Duration,
 }
 
 impl Default for ActorSettings {
@@ -25,6 +28,7 @@ impl Default for ActorSettings {
             session_actors_max: 10_000,
             session_idle: Duration::from_secs(60),
             dead_after: Duration::from_millis(1_500),
+            handoff: Duration::from_secs(20),
         }
     }
 }

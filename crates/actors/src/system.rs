@@ -13,7 +13,7 @@ use tracing::error;
 
 use crate::clock::Clock;
 use crate::endpoint::{self, EndpointActor};
-use crate::gossip::{Cluster, GossipActor, PeerEvent};
+use crate::gossip::{Cluster, GossipActor, Heir, PeerEvent};
 use crate::mailbox::{ActorCounts, ActorKind};
 use crate::probe::EngineProbe;
 use crate::session::Sessions;
@@ -30,6 +30,8 @@ pub struct Surroundings {
     pub clock: Clock,
     /// How engines are looked at.
     pub probe: Arc<dyn EngineProbe>,
+    /// Who sees to what dead replicas leave at engines.
+    pub heir: Arc<dyn Heir>,
     /// What other replicas say.
     pub peers: mpsc::Receiver<PeerEvent>,
 }
@@ -44,6 +46,7 @@ pub struct Actors {
 struct Watched {
     shared: Arc<endpoint::Shared>,
     cluster: Arc<Cluster>,
+    heir: Arc<dyn Heir>,
     counts: Arc<ActorCounts>,
     endpoints: Mutex<HashMap<EndpointId, Addr<EndpointActor>>>,
     gossip: Mutex<Addr<GossipActor>>,
@@ -55,7 +58,7 @@ impl Actors {
     /// Starts an actor for each endpoint of the router's view and one for gossip; those for endpoints that
     /// come later start by themselves. Needs a running actix system.
     pub fn start(surroundings: Surroundings, settings: ActorSettings) -> Self {
-        let Surroundings { router, clock, probe, peers } = surroundings;
+        let Surroundings { router, clock, probe, heir, peers } = surroundings;
         let arbiter = Arbiter::new();
         let counts = Arc::new(ActorCounts::default());
         let liveness = LivenessConfig { silence_max: settings.dead_after, ..LivenessConfig::default() };
@@ -65,10 +68,11 @@ impl Actors {
         let shared = Arc::new(endpoint::Shared { router, clock, probe, settings });
         // Where the transport runs: what peers say is merged without waking another thread for it.
         let transport = Arbiter::current();
-        let gossip = Mutex::new(start_gossip(&shared, &cluster, &transport));
+        let gossip = Mutex::new(start_gossip(&shared, &cluster, &heir, &transport));
         let watched = Arc::new(Watched {
             shared,
             cluster,
+            heir,
             counts,
             endpoints: Mutex::default(),
             gossip,
@@ -117,10 +121,12 @@ impl Drop for Actors {
 fn start_gossip(
     shared: &endpoint::Shared,
     cluster: &Arc<Cluster>,
+    heir: &Arc<dyn Heir>,
     arbiter: &ArbiterHandle,
 ) -> Addr<GossipActor> {
     let (router, clock, cluster) = (Arc::clone(&shared.router), shared.clock, Arc::clone(cluster));
-    GossipActor::start_in_arbiter(arbiter, move |_| GossipActor { router, clock, cluster })
+    let (heir, handoff) = (Arc::clone(heir), shared.settings.handoff);
+    GossipActor::start_in_arbiter(arbiter, move |_| GossipActor { router, clock, cluster, heir, handoff })
 }
 
 /// Hands what peers say to the gossip actor; waits while its mailbox is full, so that the bound behind it
@@ -184,6 +190,6 @@ impl Watched {
         }
         error!("the gossip actor is gone; another takes its place");
         self.counts.count_recreated(ActorKind::Gossip);
-        *gossip = start_gossip(&self.shared, &self.cluster, &self.transport);
+        *gossip = start_gossip(&self.shared, &self.cluster, &self.heir, &self.transport);
     }
 }

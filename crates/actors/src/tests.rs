@@ -6,8 +6,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use routing::endpoint::{Endpoint, EndpointSpec, Standing};
-use routing::facts::{LoadRow, ObservedRow, Pulse};
+use routing::facts::{LoadRow, ObservedRow, Pulse, StagedPush, StagedRow};
 use routing::settings::Settings;
+use routing::staged::Orphan;
 use routing::{ReplicaId, Router, SessionKey};
 use tokio::sync::mpsc;
 
@@ -42,9 +43,20 @@ impl EngineProbe for Engines {
     }
 }
 
+/// What fell to this replica.
+#[derive(Default)]
+struct Left(Mutex<Vec<Orphan>>);
+
+impl Heir for Left {
+    fn inherit(&self, orphans: Vec<Orphan>) {
+        self.0.lock().extend(orphans);
+    }
+}
+
 struct Rig {
     router: Arc<Router>,
     engines: Arc<Engines>,
+    left: Arc<Left>,
     actors: Actors,
     peers: mpsc::Sender<PeerEvent>,
     clock: Clock,
@@ -64,8 +76,10 @@ fn rig(urls: &[&str], settings: ActorSettings) -> Rig {
     engines.answer("/metrics", Ok((200, METRICS)));
     let (peers, heard) = mpsc::channel(64);
     let probe: Arc<dyn EngineProbe> = engines.clone();
-    let surroundings = Surroundings { router: Arc::clone(&router), clock, probe, peers: heard };
-    Rig { router, engines, actors: Actors::start(surroundings, settings), peers, clock }
+    let left: Arc<Left> = Arc::default();
+    let heir: Arc<dyn Heir> = left.clone();
+    let surroundings = Surroundings { router: Arc::clone(&router), clock, probe, heir, peers: heard };
+    Rig { router, engines, left, actors: Actors::start(surroundings, settings), peers, clock }
 }
 
 /// Waits until `condition` holds; fails the test after 10 s.
@@ -231,4 +245,22 @@ async fn a_session_has_an_actor_while_it_is_in_use_and_its_home_outlives_it() {
     until("ends taken", || keys.iter().all(|key| home(key).is_some_and(|home| home.warm_tokens == 9))).await;
     until("actors gone", || sessions.actors() == 0).await;
     assert!(keys.iter().all(|key| home(key).is_some_and(|home| home.endpoint == endpoint)));
+}
+
+#[actix::test]
+async fn what_a_replica_has_staged_falls_to_its_heir_when_nobody_listens_at_its_port_any_more() {
+    let rig = rig(&["http://e:1"], ActorSettings::default());
+    let replica = ReplicaId::new("b");
+    let row = StagedRow { number: 1, prefill: rig.router.view().endpoints[0].id, token: Some(vec![7]) };
+    let push = StagedPush { epoch: 1, version: 1, held: vec![1], rows: vec![row.clone()] };
+    let origin = replica.clone();
+    for event in [
+        PeerEvent::Heartbeat { replica: replica.clone() },
+        PeerEvent::Staged { replica: replica.clone(), push },
+        PeerEvent::Refused { replica },
+    ] {
+        rig.peers.send(event).await.expect("the actors listen");
+    }
+    until("it is inherited", || !rig.left.0.lock().is_empty()).await;
+    assert_eq!(*rig.left.0.lock(), [Orphan { origin, prefill: row.prefill, token: row.token }]);
 }

@@ -12,6 +12,7 @@ mod connector;
 mod data;
 mod errors;
 mod headers;
+mod heir;
 mod metrics;
 mod outspoken;
 mod percent;
@@ -23,6 +24,7 @@ mod stream;
 mod upstream;
 mod worker;
 
+pub use heir::Executor;
 pub use metrics::{Gauges, GossipGauges, Metrics, ReloadResult};
 pub use probe::Probe;
 pub use serve::{Listeners, Serving, start};

@@ -8,6 +8,8 @@ use actors::lifecycle::Lifecycles;
 use actors::{Clock, Cluster, Sessions};
 use arc_swap::ArcSwap;
 use routing::Router;
+use routing::endpoint::Role;
+use routing::view::Lack;
 use serde::Serialize;
 
 use crate::data::BodyRoom;
@@ -73,6 +75,10 @@ pub enum Missing {
     Snapshot,
     /// No endpoint can be used.
     Endpoint,
+    /// No endpoint prefills, and those that are there decode only what others have prefilled.
+    PrefillEndpoint,
+    /// No endpoint decodes.
+    DecodeEndpoint,
     /// It drains.
     Draining,
 }
@@ -140,9 +146,11 @@ impl GatewayState {
         if !self.cluster.caught_up() {
             missing.push(Missing::Snapshot);
         }
-        if !self.router.has_usable_endpoint() {
-            missing.push(Missing::Endpoint);
-        }
+        missing.extend(self.router.lacks().map(|lack| match lack {
+            Lack::Role(Role::Prefill) => Missing::PrefillEndpoint,
+            Lack::Role(Role::Decode) => Missing::DecodeEndpoint,
+            Lack::Role(Role::Both) | Lack::Endpoint => Missing::Endpoint,
+        }));
         if self.readiness.is_draining() {
             missing.push(Missing::Draining);
         }

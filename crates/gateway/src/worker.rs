@@ -280,10 +280,11 @@ impl LifecyclePort for Port {
 
 impl Port {
     fn count(&self, ended: &Ended<'_>, seen: &Seen<'_>, fared: &Fared) {
-        let Ended { shape, outcome, endpoint, .. } = ended;
+        let Ended { shape, outcome, endpoint, account, .. } = ended;
         self.metrics.request(model_label(ended), shape.route, status_of(ended));
         let role = endpoint.map_or(Role::Both, |endpoint| endpoint.spec.role);
-        self.metrics.outcome(outcome, role, shape.priority);
+        let ttft_ms = account.digestion.and_then(|digestion| digestion.ttft_ms());
+        self.metrics.outcome(outcome, role, shape.priority, ttft_ms);
         self.metrics.headers_ignored(shape.ignored_headers);
         self.metrics.fared(shape.priority, fared);
         if !shape.stream || seen.end != End::Answered {

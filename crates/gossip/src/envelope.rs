@@ -38,11 +38,13 @@ pub enum FrameKind {
     Prove,
     /// Missing records or a snapshot, over TCP.
     Pull,
+    /// What a replica has staged at prefill engines, for its heirs.
+    Staged,
 }
 
 impl FrameKind {
     /// All kinds.
-    pub const ALL: [Self; 5] = [Self::Pulse, Self::Ledger, Self::Push, Self::Prove, Self::Pull];
+    pub const ALL: [Self; 6] = [Self::Pulse, Self::Ledger, Self::Push, Self::Prove, Self::Pull, Self::Staged];
 
     /// The kind as a metric label.
     pub const fn as_str(self) -> &'static str {
@@ -52,6 +54,7 @@ impl FrameKind {
             Self::Push => "push",
             Self::Prove => "prove",
             Self::Pull => "pull",
+            Self::Staged => "staged",
         }
     }
 

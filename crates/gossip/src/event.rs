@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use routing::ReplicaId;
-use routing::facts::{LedgerRecord, LoadPush, Pulse};
+use routing::facts::{LedgerRecord, LoadPush, Pulse, StagedPush};
 
 /// One piece of news. Events come in the order in which they are to be applied.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,6 +26,13 @@ pub enum GossipEvent {
         replica: ReplicaId,
         /// The rows; others are as they were.
         push: LoadPush,
+    },
+    /// What a replica has staged at prefill engines. They may overtake each other; their versions say which is newer.
+    Staged {
+        /// Who.
+        replica: ReplicaId,
+        /// All that it has staged, and some of the rows.
+        push: StagedPush,
     },
     /// New records of a replica's ledger, usually in its order. Ones that were lost on the way come later.
     Ledger {

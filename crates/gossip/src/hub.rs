@@ -18,7 +18,7 @@ use crate::names::{Names, Verdict};
 use crate::peer::Peer;
 use crate::repair::{Repair, Repairs};
 use crate::shared::Shared;
-use crate::wire::{HEAD_KEY, Head, META_KEY, PARTS_MAX, Position, Push, Run, SLOTS_MAX, key_index};
+use crate::wire::{HEAD_KEY, Head, META_KEY, PARTS_MAX, Position, Push, Run, SLOTS_MAX, Staged, key_index};
 use crate::{GossipEvent, Rejection, codec};
 
 /// Messages from the other tasks that wait for this one. A push that finds no room is lost and counted; what
@@ -46,6 +46,7 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// What the other tasks tell the hub.
 pub(crate) enum Input {
     Push(Box<Push>),
+    Staged(Staged),
     /// Records of a replica's own log, pulled from it.
     Pulled {
         replica: ReplicaId,
@@ -133,6 +134,7 @@ impl Hub {
     async fn take(&mut self, input: Input) {
         match input {
             Input::Push(push) => self.take_push(*push).await,
+            Input::Staged(staged) => self.take_staged(staged).await,
             Input::Pulled { replica, generation, run, head } => {
                 let now = self.shared.clock.now();
                 if let Some(entry) = self.peers.get_mut(&replica).filter(|e| e.peer.generation == generation)
@@ -204,6 +206,16 @@ impl Hub {
             self.take_beat(&replica, now).await;
         }
         self.tell_goodbye(&replica).await;
+    }
+
+    /// Hands on what a replica has staged, if this is its newest incarnation. Whoever keeps it sees to its order.
+    async fn take_staged(&mut self, staged: Staged) {
+        let replica = staged.replica.clone();
+        if self.entry(&replica, staged.generation, None).is_none() {
+            return self.shared.counters.reject(Rejection::Outlived);
+        }
+        let push = staged.into_push();
+        self.emit(GossipEvent::Staged { replica, push }).await;
     }
 
     /// Hands on those of these records that are new.
@@ -473,4 +485,10 @@ impl Entry {
 pub(crate) fn offer_push(inputs: &mpsc::Sender<Input>, body: &[u8]) -> Result<(), Rejection> {
     let push = codec::decode(body).map_err(|_| Rejection::Malformed)?;
     inputs.try_send(Input::Push(Box::new(push))).map_err(|_| Rejection::Overload)
+}
+
+/// The same for what a replica has staged.
+pub(crate) fn offer_staged(inputs: &mpsc::Sender<Input>, body: &[u8]) -> Result<(), Rejection> {
+    let staged = codec::decode(body).map_err(|_| Rejection::Malformed)?;
+    inputs.try_send(Input::Staged(staged)).map_err(|_| Rejection::Overload)
 }

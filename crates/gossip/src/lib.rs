@@ -4,7 +4,8 @@
 //! other up. A *push* tells every live replica within milliseconds what just changed. Two *boards*, each an
 //! instance of the chitchat library, carry the same state for good: the pulse (load, observations,
 //! membership) and the ledger (the newest placements, and how far the ledger goes). Whoever sees by that
-//! that it missed something *pulls* it over TCP. A lost push or post costs time, never truth.
+//! that it missed something *pulls* it over TCP. A lost push or post costs time, never truth. What a replica has
+//! staged at prefill engines is over in moments and told to its heirs alone, by pushes of its own, a few times.
 //!
 //! Everything on the UDP ports is in an envelope of ours, sealed if there is a cluster key. What does not
 //! open is counted and thrown away before the library sees it.
@@ -40,6 +41,7 @@ mod replay;
 mod seeds;
 mod serve;
 mod shared;
+mod staged;
 mod start;
 mod stats;
 mod wire;

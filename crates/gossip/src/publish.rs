@@ -1,6 +1,7 @@
 //! The task that tells the others what is new here: at once by push, and at the boards' pace for good.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,10 +10,12 @@ use routing::{EndpointId, Moment};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval, sleep, sleep_until};
 
+use crate::directory::Known;
 use crate::parts::{Planner, next_after};
 use crate::push::{Budget, Pace, changed_rows, pack};
 use crate::shared::Shared;
-use crate::wire::{HEAD_KEY, META_KEY, Meta, Presence, Push, Run, part_key, slot_key};
+use crate::staged::{self, Teller};
+use crate::wire::{HEAD_KEY, META_KEY, Meta, Presence, Push, Run, Staged, part_key, slot_key};
 use crate::{FrameKind, codec};
 
 /// Own records taken at a time.
@@ -36,6 +39,7 @@ pub(crate) struct Publisher {
     told: u64,
     posted_head: u64,
     planner: Planner,
+    teller: Teller,
     budget: Budget,
     pace: Pace,
     burst_at: Option<Moment>,
@@ -56,6 +60,7 @@ impl Publisher {
             told: 0,
             posted_head: 0,
             planner: Planner::default(),
+            teller: Teller::default(),
             budget,
             pace,
             burst_at: None,
@@ -78,9 +83,11 @@ impl Publisher {
                         sleep_until(self.shared.clock.instant(due)).await;
                     }
                     self.push().await;
+                    self.tell_staged(false).await;
                 }
                 _ = pulse.tick() => {
                     self.push().await;
+                    self.tell_staged(true).await;
                     self.post_pulse().await;
                 }
                 _ = ledger.tick() => self.post_ledger().await,
@@ -140,6 +147,28 @@ impl Publisher {
         self.pushed.retain(|_, row| !is_nothing(row));
         self.shared.counters.pushes.up();
         true
+    }
+
+    /// Tells the heirs what is staged, as far as they were not told; with `again` some of what they were.
+    async fn tell_staged(&mut self, again: bool) {
+        let (staged, heirs) = self.shared.facts.staged();
+        let Some(rows) = self.teller.due(&staged, &heirs, again) else { return };
+        let known = self.shared.directory.known();
+        let is_heir = |known: &&Known| known.live && heirs.contains(&known.replica);
+        let to: Vec<SocketAddr> = known.iter().filter(is_heir).filter_map(|known| known.address).collect();
+        let now = self.shared.clock.now();
+        let held: Vec<u64> = staged.iter().map(|row| row.number).collect();
+        let version = self.next_version(now);
+        let bare = Staged::new(self.shared.config.replica.clone(), self.shared.generation(), version, &held);
+        self.pace.spend(now);
+        for message in staged::pack(&bare, rows) {
+            let Some(body) = codec::encode(&message) else { continue };
+            if !to.is_empty() && !self.budget.take(body.len() * to.len(), now) {
+                // What was not told is told again with the next tick.
+                return self.shared.counters.pushes_deferred.up();
+            }
+            self.shared.pulse_link.send_all(FrameKind::Staged, &to, &body).await;
+        }
     }
 
     async fn post_pulse(&mut self) {

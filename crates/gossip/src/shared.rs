@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use routing::facts::{LedgerRecord, LoadRow, Pulse};
+use routing::ReplicaId;
+use routing::facts::{LedgerRecord, LoadRow, Pulse, StagedRow};
 use tokio::sync::mpsc;
 
 use crate::board::Board;
@@ -26,6 +27,11 @@ pub trait Facts: Send + Sync + 'static {
     /// The load rows of [`pulse`](Self::pulse) alone; asked for at every push.
     fn load(&self) -> Vec<LoadRow> {
         self.pulse().load
+    }
+
+    /// All that this replica has staged at prefill engines, by number, and who is to be told; asked for at every push.
+    fn staged(&self) -> (Vec<Arc<StagedRow>>, Vec<ReplicaId>) {
+        (Vec::new(), Vec::new())
     }
 
     /// Up to `max` of the own records that were not taken yet, oldest first.

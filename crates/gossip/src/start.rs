@@ -176,8 +176,13 @@ impl Drop for Gossip {
 /// Where a port's messages go.
 fn deliver(feed: Arc<Feed>, inputs: mpsc::Sender<Input>, counters: Arc<Counters>) -> Deliver {
     Box::new(move |kind, from, message| {
-        if kind == FrameKind::Push {
-            if let Err(cause) = hub::offer_push(&inputs, &message) {
+        let offered = match kind {
+            FrameKind::Push => Some(hub::offer_push(&inputs, &message)),
+            FrameKind::Staged => Some(hub::offer_staged(&inputs, &message)),
+            _ => None,
+        };
+        if let Some(taken) = offered {
+            if let Err(cause) = taken {
                 counters.reject(cause);
             }
         } else if !feed.deliver(from, &message) {

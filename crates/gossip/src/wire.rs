@@ -1,6 +1,6 @@
 //! What is inside: the values under the gossip library's keys, the pushes and the pulls.
 
-use routing::facts::{LedgerRecord, LoadRow, ObservedRow, SpeedRow};
+use routing::facts::{LedgerRecord, LoadRow, ObservedRow, SpeedRow, StagedPush, StagedRow};
 use routing::{EndpointId, ReplicaId};
 use serde::{Deserialize, Serialize};
 
@@ -98,6 +98,37 @@ pub(crate) struct Push {
     pub(crate) run: Run,
     /// Load rows changed since the last push, absolute; an all-zero row says that nothing is left.
     pub(crate) load: Vec<LoadRow>,
+}
+
+/// One datagram of what a replica has staged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Staged {
+    pub(crate) replica: ReplicaId,
+    pub(crate) generation: u64,
+    /// On the scale of [`Part::version`].
+    pub(crate) version: u64,
+    /// Of all that is staged the first number, and how far each of the others is from the one before.
+    pub(crate) first: Option<u64>,
+    pub(crate) gaps: Vec<u64>,
+    pub(crate) rows: Vec<StagedRow>,
+}
+
+impl Staged {
+    /// That all these numbers (ascending) are staged, without any row.
+    pub(crate) fn new(replica: ReplicaId, generation: u64, version: u64, held: &[u64]) -> Self {
+        let gaps = held.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        Self { replica, generation, version, first: held.first().copied(), gaps, rows: Vec::new() }
+    }
+
+    /// The same in the core's words.
+    pub(crate) fn into_push(self) -> StagedPush {
+        let mut held: Vec<u64> = self.first.into_iter().collect();
+        held.extend(self.gaps.iter().scan(self.first.unwrap_or(0), |at, gap| {
+            *at = at.saturating_add(*gap);
+            Some(*at)
+        }));
+        StagedPush { epoch: self.generation, version: self.version, held, rows: self.rows }
+    }
 }
 
 /// What a replica asks another over TCP.

@@ -5,7 +5,8 @@ mod support;
 use std::sync::Arc;
 
 use gossip::{Faults, FrameKind, GossipEvent, Outcome};
-use support::{Facts, Replica, load, place, until};
+use routing::facts::StagedRow;
+use support::{Facts, Replica, endpoint, load, place, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_replicas_learn_of_each_other() {
@@ -322,4 +323,38 @@ async fn a_replica_whose_seed_is_itself_by_another_address_is_alone() {
     until("it goes on", || a.heard.outcome() == Some(Outcome::Alone)).await;
     assert!(a.gossip().peers().is_empty());
     assert_eq!(a.heard.clashes(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_staged_is_told_to_the_heirs_alone_though_some_of_it_is_lost_and_taken_back() {
+    let faults = Arc::new(Faults::new(5));
+    let a = Replica::start("a", &[], |config| config.faults = Some(Arc::clone(&faults))).await;
+    let b = Replica::start("b", &[&a], |_| ()).await;
+    let c = Replica::start("c", &[&a], |_| ()).await;
+    support::acquaint(&[&a, &b, &c]).await;
+    let rows: Vec<_> = (1..=40)
+        .map(|number| {
+            let token = (number != 3).then(|| vec![number as u8; 400]);
+            Arc::new(StagedRow { number, prefill: endpoint(number as u32), token })
+        })
+        .collect();
+    faults.drop_ratio(FrameKind::Staged, 0.2);
+    a.facts.set_staged(rows.clone(), &["b"]);
+    a.gossip().nudge();
+    let numbers: Vec<u64> = (1..=40).collect();
+    // A row is lost for good once in a hundred and twenty-five times, so of forty rarely more than two.
+    until("nearly all has come", || {
+        let (held, told) = b.heard.staged_of("a");
+        held == numbers && told.len() >= 36
+    })
+    .await;
+    let (_, told) = b.heard.staged_of("a");
+    assert!(told.iter().all(|row| rows.iter().any(|staged| **staged == *row)));
+    faults.heal();
+    a.facts.set_staged(vec![Arc::clone(&rows[6])], &["b"]);
+    a.gossip().nudge();
+    until("the others are over", || b.heard.staged_of("a").0 == [7]).await;
+    assert_eq!(c.heard.staged_of("a").0, Vec::<u64>::new(), "no heir");
+    a.facts.set_staged(vec![Arc::clone(&rows[6])], &["c"]);
+    until("another heir is told all", || c.heard.staged_of("a").1 == [StagedRow::clone(&rows[6])]).await;
 }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use actors::{Clock, PeerEvent};
 use gossip::{Facts, GossipEvent};
-use routing::Router;
-use routing::facts::{LedgerRecord, LoadRow, Pulse};
+use routing::facts::{LedgerRecord, LoadRow, Pulse, StagedRow};
+use routing::{ReplicaId, Router};
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tracing::{info, warn};
 
@@ -31,6 +31,10 @@ impl Facts for OwnFacts {
         self.router.load_rows(self.clock.now())
     }
 
+    fn staged(&self) -> (Vec<Arc<StagedRow>>, Vec<ReplicaId>) {
+        (self.router.staged_rows(), self.router.heirs())
+    }
+
     fn take_ledger(&self, max: usize) -> Vec<LedgerRecord> {
         self.router.take_ledger(max)
     }
@@ -52,6 +56,7 @@ pub(crate) async fn translate(
             GossipEvent::Heartbeat { replica } => PeerEvent::Heartbeat { replica },
             GossipEvent::Pulse { replica, pulse } => PeerEvent::Pulse { replica, pulse },
             GossipEvent::Load { replica, push } => PeerEvent::Load { replica, push },
+            GossipEvent::Staged { replica, push } => PeerEvent::Staged { replica, push },
             GossipEvent::Ledger { records, .. } => PeerEvent::Ledger { records },
             GossipEvent::Snapshot { records, .. } => PeerEvent::Snapshot { records },
             GossipEvent::Goodbye { replica } => PeerEvent::Goodbye { replica },
@@ -83,8 +88,6 @@ pub(crate) async fn translate(
 
 #[cfg(test)]
 mod tests {
-    use routing::ReplicaId;
-
     use super::*;
 
     #[tokio::test]

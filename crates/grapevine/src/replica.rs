@@ -9,7 +9,7 @@ use actors::lifecycle::{LifecycleSettings, Lifecycles};
 use actors::{ActorKind, ActorSettings, Actors, Clock, Cluster, Surroundings};
 use anyhow::Context as _;
 use gateway::{
-    GatewaySettings, GatewayState, GossipGauges, Listeners, Metrics, Probe, ReloadResult, Serving,
+    Executor, GatewaySettings, GatewayState, GossipGauges, Listeners, Metrics, Probe, ReloadResult, Serving,
     UpstreamSettings,
 };
 use gossip::{Gossip, GossipConfig};
@@ -61,10 +61,13 @@ impl Replica {
         let delayed = Arc::new(AtomicU64::new(0));
         tokio::spawn(peers::translate(events, to_actors, Arc::clone(&delayed)));
         router.on_news(gossip.nudger());
+        let metrics = Metrics::new()?;
+        let heir = Executor::new(Arc::clone(&router), config.connect_timeout, metrics.clone());
         let surroundings = Surroundings {
             router: Arc::clone(&router),
             clock,
             probe: Arc::new(Probe::new(config.connect_timeout)),
+            heir: Arc::new(heir),
             peers: peer_events,
         };
         let actors = Arc::new(Actors::start(surroundings, actor_settings(&config)));
@@ -74,7 +77,7 @@ impl Replica {
             lifecycles.clone(),
             clock,
             gateway_settings(&config),
-            Metrics::new()?,
+            metrics,
             Arc::clone(actors.cluster()),
             actors.sessions().clone(),
             gauges(&gossip, &actors, &router, delayed),
@@ -227,6 +230,7 @@ fn actor_settings(config: &Config) -> ActorSettings {
         session_actors_max: config.session_actors_max,
         session_idle: Duration::from_secs(60),
         dead_after: config.dead_after,
+        handoff: config.handoff_timeout,
     }
 }
 
@@ -234,10 +238,11 @@ fn lifecycle_settings(config: &Config) -> LifecycleSettings {
     let limits = Limits {
         connect: config.connect_timeout,
         first_byte: config.first_byte_timeout,
+        prefill: config.prefill_timeout,
+        handoff: config.handoff_timeout,
         idle: config.idle_timeout,
         total: config.total_timeout,
         total_whole: config.total_timeout_whole,
-        ..Limits::default()
     };
     LifecycleSettings { limits, tries_max: config.tries_max }
 }

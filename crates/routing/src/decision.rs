@@ -109,6 +109,8 @@ pub enum SplitReason {
     Paid,
     /// Split: the settings say always.
     Always,
+    /// Split: those that could serve it alone refuse what is not split.
+    ConnectorSplitsOnly,
     /// Split before: its prompt is computed, and another decode endpoint takes it over.
     Prefilled,
     /// Whole: the settings say never.
@@ -133,9 +135,10 @@ pub enum SplitReason {
 
 impl SplitReason {
     /// Every reason, for metrics that want to know their labels at the start.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Paid,
         Self::Always,
+        Self::ConnectorSplitsOnly,
         Self::Prefilled,
         Self::Never,
         Self::Short,
@@ -153,6 +156,7 @@ impl SplitReason {
         match self {
             Self::Paid => "paid",
             Self::Always => "always",
+            Self::ConnectorSplitsOnly => "connector-splits-only",
             Self::Prefilled => "prefilled",
             Self::Never => "never",
             Self::Short => "short",
@@ -168,7 +172,7 @@ impl SplitReason {
 
     /// Whether a request with this reason is split.
     pub const fn splits(self) -> bool {
-        matches!(self, Self::Paid | Self::Always | Self::Prefilled)
+        matches!(self, Self::Paid | Self::Always | Self::ConnectorSplitsOnly | Self::Prefilled)
     }
 }
 

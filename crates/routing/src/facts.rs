@@ -61,6 +61,32 @@ pub struct LoadPush {
     pub rows: Vec<LoadRow>,
 }
 
+/// A prompt that a prefill engine has computed and keeps for a decode engine, as far as letting go of it goes: what
+/// a survivor needs when the replica is gone that would have seen to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StagedRow {
+    /// Tells it from its replica's others; grows with each, and none is used twice in one epoch.
+    pub number: u64,
+    /// Who keeps it.
+    pub prefill: EndpointId,
+    /// What it can be had to let go with, in its connector's words; `None` if that was too long to be told.
+    pub token: Option<Vec<u8>>,
+}
+
+/// All that a replica has staged at prefill engines, of which the rows are told a few at a time. `epoch` and
+/// `version` count as in [`Pulse`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StagedPush {
+    /// Which incarnation of the replica speaks.
+    pub epoch: u64,
+    /// When in its epoch: an older push never brings back what a newer one no longer names.
+    pub version: u64,
+    /// The numbers of all that is staged, ascending; what is not among them is cared for.
+    pub held: Vec<u64>,
+    /// Some of their rows, those not told yet first.
+    pub rows: Vec<StagedRow>,
+}
+
 /// One look at an engine's own figures.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ObservedRow {

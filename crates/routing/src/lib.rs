@@ -37,6 +37,7 @@ pub mod scene;
 pub mod session;
 pub mod settings;
 pub mod share;
+pub mod staged;
 pub mod tie;
 pub mod view;
 

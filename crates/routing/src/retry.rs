@@ -14,6 +14,7 @@ mod budget;
 pub use budget::{BudgetConfig, Draw, RetryBudget, Source};
 
 use crate::endpoint::Cause;
+use crate::lifecycle::Limit;
 use crate::{EndpointId, Moment};
 
 /// The most tries a request may ever be given, whatever is configured: bounds what is kept for each.
@@ -21,7 +22,7 @@ pub const TRIES_MAX: u32 = 8;
 /// The tries after which a 500 is passed on, whatever else is allowed. 2: see [`MayRetry::EndpointFailed`].
 const TRIES_OF_FAILED_MAX: usize = 2;
 
-/// How a leg failed. Limits that pass are not among them: the lifecycle sees those itself.
+/// How a leg failed. Of limits only those of one leg are among them: the lifecycle sees to the others itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LegFault {
     /// Nobody listens there.
@@ -40,6 +41,8 @@ pub enum LegFault {
     Garbled,
     /// The endpoint was found dead by other means while this waited for its first byte.
     EndpointLost(Cause),
+    /// One leg of a split request used up this limit of its own.
+    LimitPassed(Limit),
 }
 
 /// Whose fault a failure is.
@@ -97,7 +100,8 @@ impl LegFailure {
             | LegFault::ConnectTimeout
             | LegFault::Reset
             | LegFault::Truncated
-            | LegFault::EndpointLost(_) => MayRetry::EndpointGone,
+            | LegFault::EndpointLost(_)
+            | LegFault::LimitPassed(_) => MayRetry::EndpointGone,
             LegFault::Garbled | LegFault::ErrorEvent => MayRetry::EndpointUnable,
             LegFault::Status(500) => MayRetry::EndpointFailed,
             LegFault::Status(status) if Self::is_retried_status(status) => MayRetry::EndpointUnable,
@@ -111,8 +115,10 @@ impl LegFailure {
             LegFault::ConnectRefused => WhoseFault::Endpoint(Cause::Refused),
             LegFault::ConnectTimeout => WhoseFault::Endpoint(Cause::ConnectTimeout),
             LegFault::Reset => WhoseFault::Endpoint(Cause::Reset),
-            // What found the endpoint dead has told its breaker already.
-            LegFault::Status(429) | LegFault::EndpointLost(_) => WhoseFault::Nobody,
+            // What found the endpoint dead, or late, has told its breaker already.
+            LegFault::Status(429) | LegFault::EndpointLost(_) | LegFault::LimitPassed(_) => {
+                WhoseFault::Nobody
+            }
             LegFault::Status(502..=504) => WhoseFault::Endpoint(Cause::Unavailable),
             LegFault::Status(500..) | LegFault::ErrorEvent => WhoseFault::Endpoint(Cause::ServerError),
             LegFault::Status(_) => WhoseFault::Client,
@@ -137,6 +143,9 @@ impl LegFailure {
             LegFault::ErrorEvent => "error-event",
             LegFault::Garbled => "garbled",
             LegFault::EndpointLost(_) => "endpoint-lost",
+            LegFault::LimitPassed(Limit::Prefill) => "prefill-timeout",
+            LegFault::LimitPassed(Limit::Handoff) => "handoff-timeout",
+            LegFault::LimitPassed(_) => "timeout",
         }
     }
 }
@@ -218,7 +227,9 @@ impl RetryPlan {
             return Err(NoRetry::NotRetryable);
         }
         match failure.fault {
-            LegFault::EndpointLost(_) => self.budget.lost(endpoint, in_flight, now),
+            LegFault::EndpointLost(_) | LegFault::LimitPassed(_) => {
+                self.budget.lost(endpoint, in_flight, now);
+            }
             _ => self.budget.failed(endpoint, in_flight, now),
         }
         if self.prefills_failed >= TRIES_MAX {
@@ -249,7 +260,9 @@ impl RetryPlan {
             return Err(NoRetry::NotRetryable);
         }
         match failure.fault {
-            LegFault::EndpointLost(_) => self.budget.lost(endpoint, in_flight, now),
+            LegFault::EndpointLost(_) | LegFault::LimitPassed(_) => {
+                self.budget.lost(endpoint, in_flight, now);
+            }
             _ => self.budget.failed(endpoint, in_flight, now),
         }
         if may_retry == MayRetry::EndpointFailed && self.tries() >= TRIES_OF_FAILED_MAX {

@@ -24,6 +24,9 @@ pub const MEMBERS_AT_FULL_WEIGHT: usize = 1_024;
 /// The fewest points that a member ever has.
 pub const POINTS_MIN: usize = 8;
 
+/// Seed of the key by which a member's heirs are found: that of none of its points.
+const HEIR_SEED: u64 = 0x6865_6972;
+
 /// What can stand on a ring, by its explicit bytes.
 pub trait Member: Clone + Eq + Ord {
     /// Calls `write` once with the bytes that stand for this member on every replica and build.
@@ -71,6 +74,14 @@ impl<T: Member> Ring<T> {
     /// last; allocates, so ask [`Self::owner`] first.
     pub fn walk(&self, key: u64) -> impl Iterator<Item = &T> {
         self.points.replicas(Key(key)).map(|point| &point.0)
+    }
+
+    /// Who takes over from `gone`, first the one that does if it lives; whether or not `gone` itself is still on the
+    /// ring does not matter.
+    pub fn heirs<'a>(&'a self, gone: &'a T) -> impl Iterator<Item = &'a T> {
+        let mut key = 0;
+        gone.bytes(|bytes| key = xxh3_64_with_seed(bytes, HEIR_SEED));
+        self.walk(key).filter(move |member| *member != gone)
     }
 
     /// This ring with exactly `members`; `None` if it has them already.

@@ -15,6 +15,15 @@ pub struct View {
     pub(crate) pools: Option<Pools>,
 }
 
+/// What there is too little of to serve requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lack {
+    /// No endpoint can be used.
+    Endpoint,
+    /// None of this role is there (or can be used, where the others serve nothing by themselves).
+    Role(Role),
+}
+
 impl View {
     /// A view of `endpoints`.
     pub(crate) fn new(mut endpoints: Vec<Arc<Endpoint>>) -> Self {
@@ -39,11 +48,25 @@ impl View {
         self.pools.is_some()
     }
 
-    /// Whether some endpoint in use can serve a whole request: prefill endpoints do it for others that are lost,
+    /// What is missing so that requests can be served. Prefill endpoints serve them whole for others that are lost,
     /// and not where there are no others.
-    pub fn has_usable_endpoint(&self) -> bool {
-        self.endpoints.iter().any(|endpoint| endpoint.usable() != Usable::No)
-            && self.endpoints.iter().any(|endpoint| endpoint.spec.role != Role::Prefill)
+    pub fn lacks(&self) -> Option<Lack> {
+        let any = |wanted: fn(&Endpoint) -> bool| {
+            self.endpoints.iter().any(|each| each.usable() != Usable::No && wanted(each))
+        };
+        if !any(|_| true) {
+            return Some(Lack::Endpoint);
+        }
+        if self.endpoints.iter().all(|each| each.spec.role == Role::Prefill) {
+            return Some(Lack::Role(Role::Decode));
+        }
+        if any(|each| each.spec.serves_whole()) {
+            return None;
+        }
+        if !any(|each| each.spec.role == Role::Prefill) {
+            return Some(Lack::Role(Role::Prefill));
+        }
+        (!any(|each| each.spec.role == Role::Decode)).then_some(Lack::Role(Role::Decode))
     }
 
     /// Whether some other endpoint in use can do what `endpoint` does, for all that it serves: any can do without

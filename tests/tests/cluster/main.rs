@@ -4,6 +4,7 @@ mod agreement;
 mod bounds;
 mod deaths;
 mod forms;
+mod heirs;
 mod home;
 mod joining;
 mod load;

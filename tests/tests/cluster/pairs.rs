@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use engine::{Config, Connector, Engine, Profile, Role, SchedulerKind};
 use serde_json::{Value, json};
-use tests::{Cluster, MODEL, PATIENCE, Plan, Talker, until, words};
+use tests::{Chat, Cluster, MODEL, PATIENCE, Plan, Talker, until, words};
 use tokio::task::JoinSet;
 
 async fn engines(count: usize, role: Role, config: &Config) -> Vec<Engine> {
@@ -98,4 +98,49 @@ async fn cold_prompts_are_prefilled_once_and_both_sides_share_the_work_evenly() 
     let spoiled: u64 = decode.iter().map(|engine| engine.stats().spoiled).sum();
     let pinned: u32 = prefill.iter().map(|engine| engine.stats().pinned_blocks).sum();
     assert_eq!((spoiled, pinned), (0, 0));
+}
+
+#[tokio::test]
+async fn the_next_turns_of_a_killed_replicas_split_chats_stay_with_their_pairs_through_the_others() {
+    const CHATS: usize = 40;
+    let instant = Config::profile(Profile::Instant);
+    let (prefill, decode) =
+        (engines(2, Role::Prefill, &instant).await, engines(2, Role::Decode, &instant).await);
+    let mut cluster = Cluster::start(Plan::new(3, &endpoints(&prefill, &decode))).await;
+    let replicas = cluster.public();
+    let mut chats = Vec::new();
+    for number in 0..CHATS {
+        let key = format!("session-{number}");
+        let talker = Talker::with_headers(&[("x-session-id", &key)]);
+        let mut chat = Chat::new(&format!("chat {number}"), "");
+        let reply = talker.chat(replicas[0], &chat.say(24_000).body()).await;
+        let shown = cluster.replicas()[0].admin().session(&key).await;
+        let pair =
+            [&shown["pair"]["prefill"], &shown["pair"]["decode"]].map(|url| url.as_str().map(str::to_owned));
+        let [Some(prefill), Some(decode)] = pair else { panic!("no pair: {shown}") };
+        assert_eq!(reply.endpoint, decode);
+        chat.answered(&reply.text);
+        chats.push((talker, chat, prefill, decode));
+    }
+    cluster.replica_mut(0).kill();
+    let staged = || prefill.iter().map(|engine| (engine.url(), engine.stats().staged)).collect::<Vec<_>>();
+    let asked_more = |before: &[(String, u64)]| {
+        let after = staged();
+        let more = after.iter().zip(before).find(|(after, before)| after.1 > before.1);
+        more.map(|(after, _)| after.0.clone())
+    };
+    // The second turn adds little to what is warm where it was decoded; the third enough to be split again.
+    let mut with_their_pair = [0, 0];
+    for (turn, bytes) in [400, 16_000].into_iter().enumerate() {
+        for (number, (talker, chat, prefill, decode)) in chats.iter_mut().enumerate() {
+            let before = staged();
+            let reply = talker.chat(replicas[1 + number % 2], &chat.say(bytes).body()).await;
+            chat.answered(&reply.text);
+            let split_at = asked_more(&before);
+            assert_eq!(split_at.is_some(), turn == 1, "turn {turn} of {number} is split if it is long");
+            with_their_pair[turn] +=
+                usize::from(reply.endpoint == *decode && split_at.is_none_or(|url| url == *prefill));
+        }
+    }
+    assert!(with_their_pair.iter().all(|count| count * 100 >= CHATS * 95), "{with_their_pair:?} of {CHATS}");
 }

@@ -111,3 +111,30 @@ async fn an_endpoint_that_nobody_listens_at_makes_no_replica_ready() {
     assert_eq!(get(node.public(), "/livez").await.status, 200);
     assert_eq!(node.chat("hello").await.status, 503);
 }
+
+#[actix_web::test]
+async fn a_role_that_nobody_has_is_named_where_the_others_can_not_do_without() {
+    let engine = Fake::start(|_| Answer::completion(1, 1)).await;
+    for (keys, missing) in [
+        ("role=prefill", "decode-endpoint"),
+        ("role=decode,connector=sglang-bootstrap", "prefill-endpoint"),
+        ("role=prefill,connector=sglang-bootstrap", "decode-endpoint"),
+    ] {
+        let endpoint = format!("{},model=sim,{keys}", engine.url());
+        let node = Node::start_unready(&[("endpoint", endpoint.as_str())]).await;
+        eventually("it is ready but for that role", async || {
+            let ready = get(node.public(), "/readyz").await;
+            (ready.status == 503 && ready.json()["missing"] == json!([missing])).then_some(())
+        })
+        .await;
+        let refused = node.chat("hello").await;
+        let role = missing.trim_end_matches("-endpoint");
+        assert_eq!((refused.status, refused.error_code().as_str()), (503, "no_endpoint_ready"), "{keys}");
+        assert!(refused.text().contains(&format!("none with role {role}")), "{keys}: {}", refused.text());
+    }
+    // Decode engines of other connectors serve whole requests.
+    let endpoint = format!("{},model=sim,role=decode", engine.url());
+    let node = Node::start_unready(&[("endpoint", endpoint.as_str())]).await;
+    node.ready().await;
+    assert_eq!(node.chat("hello").await.status, 200);
+}

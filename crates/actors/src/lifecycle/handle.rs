@@ -46,6 +46,8 @@ pub enum Order {
 pub trait Staged {
     /// The leg is to be closed: nobody waits for it.
     fn close(&self);
+    /// A decode leg has brought a byte: the engine has let go of it, or is about to.
+    fn taken(&self);
     /// What it has brought, or will bring, is wanted by nobody: the engine is to let go of it. `leg` says whether
     /// the decode leg had been sent.
     fn release(self: Rc<Self>, leg: DecodeLeg);
@@ -246,6 +248,9 @@ impl Shared {
                     self.charge.borrow().as_ref().filter(|charge| charge.endpoint().id == endpoint)
                 {
                     charge.first_token();
+                }
+                if let Some(prefill) = self.prefill.borrow().as_ref() {
+                    prefill.staged.taken();
                 }
             }
             Effect::Withdraw { endpoint } => {

@@ -10,11 +10,18 @@ use crate::errors::EdgeError;
 use crate::percent;
 use crate::state::GatewayState;
 
+/// Where the prompt of a session was computed last for its home to decode.
+#[derive(Debug, Serialize)]
+pub(super) struct PairShown {
+    prefill: String,
+    decode: String,
+}
+
 #[derive(Debug, Serialize)]
 pub(super) struct SessionShown {
     state: &'static str,
     endpoint: Option<String>,
-    pair: Option<String>,
+    pair: Option<PairShown>,
     warm_tokens: u32,
     qoe: Option<f32>,
 }
@@ -42,11 +49,14 @@ pub(super) fn session(state: &GatewayState, key: &str) -> Result<SessionShown, E
         .ok_or_else(|| EdgeError::unknown("session", key))?;
     let home = found.home();
     let view = state.router.view();
-    let url = home.and_then(|home| view.get(home.endpoint)).map(|endpoint| endpoint.spec.label());
+    let label = |id| view.get(id).map(|endpoint| endpoint.spec.label());
+    let url = home.and_then(|home| label(home.endpoint));
+    let pair = home
+        .and_then(|home| Some(PairShown { prefill: label(home.prefill?)?, decode: label(home.endpoint)? }));
     Ok(SessionShown {
         state: found.as_str(),
         endpoint: url,
-        pair: None,
+        pair,
         warm_tokens: home.map_or(0, |home| home.warm_tokens),
         qoe: home.and_then(|home| home.qoe),
     })

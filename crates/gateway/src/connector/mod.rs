@@ -54,6 +54,18 @@ pub(crate) trait Connector: Sync {
     fn release_leg(&self, decode_leg: &Bytes) -> Bytes {
         decode_leg.clone()
     }
+
+    /// The least of the prefill leg's `reply` with which what it staged can be released, by whoever has nothing else
+    /// of the request; `None` if nothing pins, or nothing is said.
+    fn token(&self, _reply: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+
+    /// The body of a text completion that has a decode engine take over and drop what `token` names; `None` if it
+    /// names nothing that can be taken over.
+    fn orphan_leg(&self, _token: &[u8]) -> Option<Bytes> {
+        None
+    }
 }
 
 /// The connector called `name`, if it is one that this gateway speaks.

@@ -5,6 +5,8 @@ use bytes::Bytes;
 use routing::lifecycle::LegOrder;
 use routing::request::members;
 use routing::retry::LegFault;
+use serde::Deserialize;
+use serde_json::Value;
 
 use super::edit::{Change, edited};
 use super::{Connector, plain};
@@ -14,6 +16,13 @@ const PARAMS: &str = "kv_transfer_params";
 
 /// What the prefill leg is asked for.
 const ASKED: &[u8] = br#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
+
+/// Of the parameters, the blocks: a list for each group of layers.
+const BLOCKS: &str = "remote_block_ids";
+
+/// A leg of which nothing is wanted but that it ends. One token fills no block, so the block that is read for it, which
+/// is another prompt's, is never found by anyone; no model, which is the engine's default.
+const RELEASING: &[u8] = br#"{"prompt":[1],"max_tokens":1,"stream":false}"#;
 
 /// `vllm-nixl`.
 pub(crate) struct Nixl;
@@ -28,15 +37,7 @@ impl Connector for Nixl {
     }
 
     fn decode_leg(&self, body: &Bytes, reply: &[u8]) -> Result<Bytes, LegFault> {
-        let mut params = None;
-        let is_object = members(reply, |key, _, value| {
-            if key == PARAMS.as_bytes() {
-                params = Some(&reply[value]);
-            }
-        });
-        // An engine that was not set up for this says null, or nothing.
-        let params =
-            params.filter(|params| is_object && params.starts_with(b"{")).ok_or(LegFault::Garbled)?;
+        let params = params(reply).ok_or(LegFault::Garbled)?;
         let change = |key: &[u8]| if key == PARAMS.as_bytes() { Change::Drop } else { Change::Keep };
         Ok(edited(body, change, &[(PARAMS, params)]))
     }
@@ -50,11 +51,66 @@ impl Connector for Nixl {
     fn release_leg(&self, decode_leg: &Bytes) -> Bytes {
         plain::shortened(decode_leg, "", &[])
     }
+
+    /// The parameters as they are, but of the blocks the last one of each group alone: the engine lets go of all by
+    /// the request's name, and the leg that says so has no use for more.
+    fn token(&self, reply: &[u8]) -> Option<Vec<u8>> {
+        let params = params(reply)?;
+        let blocks = member(params, BLOCKS)?;
+        let groups: Value = serde_json::from_slice(blocks).ok()?;
+        let last = |list: &Value| Some(Value::from(vec![list.as_array()?.last()?.clone()]));
+        let last_of_each: Option<Vec<Value>> = match groups.as_array()?.first()? {
+            Value::Array(_) => groups.as_array()?.iter().map(last).collect(),
+            _ => last(&groups)?.as_array().cloned(),
+        };
+        let blocks = serde_json::to_vec(&last_of_each?).ok()?;
+        let change = |key: &[u8]| if key == BLOCKS.as_bytes() { Change::Drop } else { Change::Keep };
+        Some(edited(&Bytes::copy_from_slice(params), change, &[(BLOCKS, &blocks)]).to_vec())
+    }
+
+    fn orphan_leg(&self, token: &[u8]) -> Option<Bytes> {
+        // Parameters that lack something kill an engine.
+        let whole: Whole = serde_json::from_slice(token).ok()?;
+        let named = whole.do_remote_prefill
+            && whole.remote_block_ids.iter().flatten().next().is_some()
+            && [&whole.remote_engine_id, &whole.remote_request_id, &whole.remote_host]
+                .iter()
+                .all(|name| !name.is_empty());
+        named.then(|| edited(&Bytes::from_static(RELEASING), |_| Change::Keep, &[(PARAMS, token)]))
+    }
+}
+
+/// The parameters in a prefill leg's reply. An engine that was not set up for this says null, or nothing.
+fn params(reply: &[u8]) -> Option<&[u8]> {
+    member(reply, PARAMS).filter(|params| params.starts_with(b"{"))
+}
+
+/// The value of a field of a JSON object.
+fn member<'a>(object: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    let mut found = None;
+    let is_object = members(object, |key, _, value| {
+        if key == name.as_bytes() {
+            found = Some(&object[value]);
+        }
+    });
+    found.filter(|_| is_object)
+}
+
+/// What parameters must say so that an engine can do as they say.
+#[derive(Deserialize)]
+struct Whole {
+    do_remote_prefill: bool,
+    remote_block_ids: Vec<Vec<u64>>,
+    remote_engine_id: String,
+    remote_request_id: String,
+    remote_host: String,
+    #[expect(dead_code, reason = "it must be there, and be a port")]
+    remote_port: u16,
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -102,6 +158,45 @@ mod tests {
             std::str::from_utf8(&Nixl.release_leg(&bytes(body))).unwrap(),
             r#"{"prompt":"p","max_tokens":1,"kv_transfer_params":{"remote_block_ids":[[1]]}}"#
         );
+    }
+
+    #[test]
+    fn the_token_is_the_recorded_parameters_with_one_block_and_makes_a_leg_that_fills_none() {
+        let recorded = r#"{"id":"x","kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2,3],[7]],"remote_engine_id":"ef76","remote_request_id":"cmpl-pd-1-0-83a6b28a","remote_host":"127.0.0.1","remote_port":15600,"tp_size":1},"metrics":null}"#;
+        let token = Nixl.token(recorded.as_bytes()).unwrap();
+        let wanted = r#"{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":"ef76","remote_request_id":"cmpl-pd-1-0-83a6b28a","remote_host":"127.0.0.1","remote_port":15600,"tp_size":1,"remote_block_ids":[[3],[7]]}"#;
+        assert_eq!(std::str::from_utf8(&token).unwrap(), wanted);
+        let leg = Nixl.orphan_leg(&token).unwrap();
+        let wanted =
+            format!(r#"{{"prompt":[1],"max_tokens":1,"stream":false,"kv_transfer_params":{wanted}}}"#);
+        assert_eq!(std::str::from_utf8(&leg).unwrap(), wanted);
+    }
+
+    #[test]
+    fn no_leg_is_made_of_parameters_that_lack_something() {
+        let whole = json!({
+            "do_remote_prefill": true, "remote_block_ids": [[3]], "remote_engine_id": "e",
+            "remote_request_id": "r", "remote_host": "h", "remote_port": 1,
+        });
+        assert!(Nixl.orphan_leg(whole.to_string().as_bytes()).is_some());
+        for (name, bad) in [
+            ("do_remote_prefill", json!(false)),
+            ("remote_block_ids", json!([[]])),
+            ("remote_engine_id", json!(null)),
+            ("remote_request_id", json!("")),
+            ("remote_host", json!("")),
+            ("remote_port", json!(70_000)),
+        ] {
+            let mut params = whole.clone();
+            params[name] = bad;
+            assert_eq!(Nixl.orphan_leg(params.to_string().as_bytes()), None, "{params}");
+            params.as_object_mut().unwrap().remove(name);
+            assert_eq!(Nixl.orphan_leg(params.to_string().as_bytes()), None, "{params}");
+        }
+        assert_eq!(Nixl.orphan_leg(br#"{"do_remote_prefill":true},"prompt":[2],"x":{}"#), None);
+        for reply in ["{}", r#"{"kv_transfer_params":{"remote_block_ids":[]}}"#] {
+            assert_eq!(Nixl.token(reply.as_bytes()), None, "{reply}");
+        }
     }
 
     #[test]

@@ -17,6 +17,7 @@ use routing::endpoint::{Cause, Endpoint, Role, Usable};
 use routing::lifecycle::{DecodeLeg, HANDOFF_AGE_MAX, LegOrder};
 use routing::request::{Route, members};
 use routing::retry::{LegFailure, LegFault};
+use routing::staged::StagedTicket;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
@@ -89,6 +90,8 @@ pub(super) struct Handoff {
     /// Whether an engine has been given the decode leg and has not refused it: it lets go when the leg is closed.
     taken: Cell<bool>,
     task: RefCell<Option<AbortHandle>>,
+    /// While the prefill engine keeps something: an heir is told, should this replica die.
+    ticket: RefCell<Option<StagedTicket>>,
 }
 
 impl Handoff {
@@ -116,6 +119,7 @@ impl Handoff {
             stage: Cell::new(Stage::Out),
             taken: Cell::new(false),
             task: RefCell::default(),
+            ticket: RefCell::default(),
         });
         let (told, prefilled) = oneshot::channel();
         let task = actix_web::rt::spawn(Rc::clone(&handoff).run(told));
@@ -141,6 +145,7 @@ impl Handoff {
             (Prefilled::Ready { .. }, Stage::Unwanted) => {
                 self.stage.set(Stage::Over);
                 self.let_go().await;
+                Staged::taken(&*self);
             }
             (Prefilled::Ready { .. }, Stage::Out) => self.stage.set(Stage::Staged),
             _ => self.stage.set(Stage::Over),
@@ -179,6 +184,10 @@ impl Handoff {
         match self.connector.decode_leg(&self.body, &read) {
             Ok(leg) => *self.decode_leg.borrow_mut() = Some(leg),
             Err(fault) => return failed(fault),
+        }
+        if self.connector.pins() {
+            *self.ticket.borrow_mut() =
+                self.worker.state.router.stage(self.prefill.id, self.connector.token(&read));
         }
         let now = self.worker.now();
         self.staged_at.set(Some(now));
@@ -253,6 +262,10 @@ impl Staged for Handoff {
         self.stage.set(Stage::Over);
     }
 
+    fn taken(&self) {
+        self.ticket.borrow_mut().take();
+    }
+
     fn release(self: Rc<Self>, leg: DecodeLeg) {
         match self.stage.get() {
             Stage::Out => self.stage.set(Stage::Unwanted),
@@ -262,8 +275,12 @@ impl Staged for Handoff {
                     if self.connector.pins() {
                         self.worker.kv_released();
                     }
+                    Staged::taken(&*self);
                 } else {
-                    actix_web::rt::spawn(async move { self.let_go().await });
+                    actix_web::rt::spawn(async move {
+                        self.let_go().await;
+                        Staged::taken(&*self);
+                    });
                 }
             }
             Stage::Unwanted | Stage::Over => {}

@@ -40,6 +40,9 @@ pub struct Metrics {
     pub(super) load_imbalance: IntCounterVec,
     pub(super) kv_released: IntCounter,
     pub(super) kv_stranded: IntCounter,
+    pub(super) kv_orphaned: IntCounterVec,
+    pub(super) kv_staged_heard: IntGauge,
+    pub(super) kv_staged_untold: IntCounter,
     pub(super) endpoint_running: IntGaugeVec,
     pub(super) endpoint_up: IntGaugeVec,
     pub(super) gossip_age_seconds: GaugeVec,
@@ -75,7 +78,7 @@ impl Metrics {
             requests: made.counters("requests_total", "Requests answered.", &["model", "route", "code"])?,
             phase_seconds: made.histograms(
                 "request_phase_seconds",
-                "Time that requests spent in each phase, by the role of their endpoint.",
+                "Time that requests spent in each phase, by the role of their endpoint: queued, prefilling (to the first byte, of a split one to the handoff), handed-off (to the first byte), first-token (from the handoff, of a whole one from its sending, to a stream's first token), decoding (from the first byte).",
                 SECONDS,
                 &["phase", "role"],
             )?,
@@ -159,6 +162,19 @@ impl Metrics {
             kv_stranded: made.counter(
                 "kv_stranded",
                 "Of these, prompts that nobody could be sent to take over: they stay until the engine's own limit.",
+            )?,
+            kv_orphaned: made.counters(
+                "kv_orphaned_total",
+                "Prompts that a replica which died had left at their engines, by whether this one could have them let go of (released) or they stay until the engine's own limit (left).",
+                &["end"],
+            )?,
+            kv_staged_heard: made.gauge(
+                "kv_staged_heard",
+                "Prompts that engines keep for a decode through another replica, which this one would see to if that died.",
+            )?,
+            kv_staged_untold: made.counter(
+                "kv_staged_untold_total",
+                "Prompts that engines kept for a decode of which no heir was told because too many were at once.",
             )?,
             endpoint_running: made.gauges(
                 "endpoint_running",
@@ -244,6 +260,11 @@ impl ReloadResult {
 }
 
 impl Metrics {
+    /// What a dead replica had staged was seen to.
+    pub(crate) fn orphaned(&self, end: &'static str) {
+        self.kv_orphaned.with_label_values(&[end]).inc();
+    }
+
     /// A reload was asked for.
     pub fn reloaded(&self, result: ReloadResult) {
         self.config_reloads.with_label_values(&[result.as_str()]).inc();

@@ -60,6 +60,8 @@ impl Metrics {
         self.admin_facts.set(signed(stats.admin_facts));
         raise(&self.admin_facts_refused, stats.admin_facts_refused);
         raise(&self.ledger_dropped, stats.ledger_overflow);
+        self.kv_staged_heard.set(signed(stats.staged_heard));
+        raise(&self.kv_staged_untold, stats.staged_untold);
         // Endpoints that are gone must not linger on the page.
         self.endpoint_running.reset();
         self.endpoint_up.reset();

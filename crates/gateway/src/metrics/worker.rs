@@ -109,13 +109,15 @@ impl WorkerMetrics {
         self.metrics.kv_stranded.inc();
     }
 
-    /// How a request went, phase by phase. `role` is that of the endpoint whose reply the client got.
-    pub(crate) fn outcome(&self, outcome: &Outcome, role: Role, priority: Priority) {
+    /// How a request went, phase by phase. `role` is that of the endpoint whose reply the client got; `ttft_ms` when
+    /// the first token of a stream came after arrival.
+    pub(crate) fn outcome(&self, outcome: &Outcome, role: Role, priority: Priority, ttft_ms: Option<f64>) {
         let prefill_role = if outcome.prefill_endpoint.is_some() { Role::Prefill } else { role };
         let phases = [
             ("queued", role, Some(outcome.queued_ms)),
             ("prefilling", prefill_role, outcome.prefill_ms),
             ("handed-off", role, outcome.handoff_ms),
+            ("first-token", role, ttft_ms.map(|ttft_ms| outcome.of_leg_ms(ttft_ms))),
             ("decoding", role, outcome.decode_ms),
         ];
         for (phase, role, ms) in phases {

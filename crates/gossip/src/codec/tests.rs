@@ -2,11 +2,13 @@
 
 use proptest::prelude::*;
 use routing::endpoint::EndpointSpec;
-use routing::facts::{AdminFact, AdminOperation, LedgerRecord, LoadRow, ObservedRow, SpeedRow};
+use routing::facts::{
+    AdminFact, AdminOperation, LedgerRecord, LoadRow, ObservedRow, SpeedRow, StagedPush, StagedRow,
+};
 use routing::{BlockHash, EndpointId, ReplicaId, SessionKey};
 
 use super::*;
-use crate::wire::{Head, Meta, Part, Presence, PullReply, PullRequest, Push, Run, Wanted};
+use crate::wire::{Head, Meta, Part, Presence, PullReply, PullRequest, Push, Run, Staged, Wanted};
 
 fn golden<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(value: &T, hex: &str) {
     let bytes = encode(value).expect("it is small");
@@ -112,6 +114,24 @@ fn pushes_and_pulls() {
 }
 
 #[test]
+fn what_is_staged() {
+    let row = |number, token: Option<&[u8]>| StagedRow {
+        number,
+        prefill: ENDPOINT,
+        token: token.map(<[u8]>::to_vec),
+    };
+    let rows = vec![row(300, Some(b"ab")), row(305, None)];
+    let mut staged = Staged::new(ReplicaId::new("a"), 1, 2, &[300, 301, 305]);
+    golden(&staged, "010161010201fb2c0102010400");
+    staged.rows.clone_from(&rows);
+    golden(&staged, "010161010201fb2c0102010402fb2c01fd080706050403020101026162fb3101fd080706050403020100");
+    assert_eq!(staged.into_push(), StagedPush { epoch: 1, version: 2, held: vec![300, 301, 305], rows });
+    let nothing = Staged::new(ReplicaId::new("a"), 1, 3, &[]);
+    golden(&nothing, "0101610103000000");
+    assert_eq!(nothing.into_push().held, []);
+}
+
+#[test]
 fn what_is_not_a_value_is_told_apart() {
     assert_eq!(decode::<Head>(&[]), Err(DecodeError::Empty));
     assert_eq!(decode::<Head>(&[2, 0, 0]), Err(DecodeError::Version(2)));
@@ -164,6 +184,7 @@ proptest! {
             bytes[0] = VERSION;
         }
         let _ = decode::<Push>(&bytes);
+        let _ = decode::<Staged>(&bytes).map(Staged::into_push);
         let _ = decode::<Part>(&bytes);
         let _ = decode::<Run>(&bytes);
         let _ = decode::<PullRequest>(&bytes);

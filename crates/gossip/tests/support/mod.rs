@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use gossip::{Gossip, GossipConfig, GossipError, GossipEvent, Outcome};
 use parking_lot::Mutex;
-use routing::facts::{LedgerRecord, LoadRow, Pulse};
+use routing::facts::{LedgerRecord, LoadRow, Pulse, StagedPush, StagedRow};
 use routing::{BlockHash, EndpointId, ReplicaId};
 use tokio::sync::mpsc;
 
@@ -43,6 +43,7 @@ pub(crate) struct Facts {
     pulse: Mutex<Pulse>,
     queue: Mutex<Vec<LedgerRecord>>,
     index: Mutex<Vec<LedgerRecord>>,
+    staged: Mutex<(Vec<Arc<StagedRow>>, Vec<ReplicaId>)>,
 }
 
 impl Facts {
@@ -52,6 +53,10 @@ impl Facts {
 
     pub(crate) fn set_pulse(&self, pulse: Pulse) {
         *self.pulse.lock() = pulse;
+    }
+
+    pub(crate) fn set_staged(&self, rows: Vec<Arc<StagedRow>>, heirs: &[&str]) {
+        *self.staged.lock() = (rows, heirs.iter().copied().map(ReplicaId::new).collect());
     }
 
     pub(crate) fn add_records(&self, records: Vec<LedgerRecord>) {
@@ -70,6 +75,10 @@ impl Facts {
 impl gossip::Facts for Facts {
     fn pulse(&self) -> Pulse {
         self.pulse.lock().clone()
+    }
+
+    fn staged(&self) -> (Vec<Arc<StagedRow>>, Vec<ReplicaId>) {
+        self.staged.lock().clone()
     }
 
     fn take_ledger(&self, max: usize) -> Vec<LedgerRecord> {
@@ -159,6 +168,25 @@ impl Heard {
         }
         rows.sort_unstable_by_key(|row| row.endpoint);
         rows
+    }
+
+    /// What the replica last said that it has staged, and the rows that came of it, each once.
+    pub(crate) fn staged_of(&self, name: &str) -> (Vec<u64>, Vec<StagedRow>) {
+        let events = self.0.lock();
+        let told: Vec<&StagedPush> = events
+            .iter()
+            .filter_map(|event| match event {
+                GossipEvent::Staged { replica, push } if replica.as_str() == name => Some(push),
+                _ => None,
+            })
+            .collect();
+        let held =
+            told.iter().max_by_key(|push| push.version).map_or_else(Vec::new, |push| push.held.clone());
+        let mut rows: Vec<StagedRow> = told.iter().flat_map(|push| push.rows.clone()).collect();
+        rows.retain(|row| held.contains(&row.number));
+        rows.sort_unstable_by_key(|row| row.number);
+        rows.dedup();
+        (held, rows)
     }
 
     pub(crate) fn ledger_of(&self, name: &str) -> Vec<LedgerRecord> {

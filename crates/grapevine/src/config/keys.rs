@@ -273,6 +273,18 @@ pub const KEYS: &[Key] = &[
         "limit for a stream's first byte, shared by all tries",
     )),
     live(key(
+        "prefill_timeout_ms",
+        Integer(1, DAY_MS),
+        "20000",
+        "limit for the prefill leg of a split request; then another prefill endpoint, or none, is tried",
+    )),
+    live(key(
+        "handoff_timeout_ms",
+        Integer(1, DAY_MS),
+        "20000",
+        "limit from the prefill leg's end to the first byte of a split stream; then another decode endpoint is tried",
+    )),
+    live(key(
         "idle_timeout_ms",
         Integer(1, DAY_MS),
         "60000",

@@ -20,6 +20,7 @@ use std::time::Duration;
 use gossip::ClusterKey;
 use routing::ReplicaId;
 use routing::endpoint::EndpointSpec;
+use routing::policy::SplitMode;
 use routing::settings::{Fault, Settings};
 
 pub use keys::{KEYS, Key, Kind};
@@ -96,6 +97,10 @@ pub struct Config {
     pub connect_timeout: Duration,
     /// Limit for a stream's first byte.
     pub first_byte_timeout: Duration,
+    /// For the prefill leg of a split request.
+    pub prefill_timeout: Duration,
+    /// From the handoff to the first byte of a stream.
+    pub handoff_timeout: Duration,
     /// Limit for silence within a stream.
     pub idle_timeout: Duration,
     /// Limit for a whole stream.
@@ -133,6 +138,7 @@ impl Config {
         let checked = Checked(values);
         let core = core::settings(values, &checked, faults);
         let endpoints = endpoints(values, faults);
+        never_split(&core, &endpoints, faults);
         let admin_token = match values.one("admin_token_file") {
             Some(file) => secret("admin_token_file", &file, faults),
             None => None,
@@ -164,6 +170,8 @@ impl Config {
             body_timeout: checked.millis("body_timeout_ms")?,
             connect_timeout: checked.millis("connect_timeout_ms")?,
             first_byte_timeout: checked.millis("first_byte_timeout_ms")?,
+            prefill_timeout: checked.millis("prefill_timeout_ms")?,
+            handoff_timeout: checked.millis("handoff_timeout_ms")?,
             idle_timeout: checked.millis("idle_timeout_ms")?,
             total_timeout: checked.millis("total_timeout_ms")?,
             total_timeout_whole: checked.millis("total_timeout_whole_ms")?,
@@ -229,6 +237,15 @@ fn endpoints(values: &Values, faults: &mut Vec<Fault>) -> Vec<EndpointSpec> {
         }
     }
     specs
+}
+
+/// Engines that serve nothing but pairs are of no use where nothing is split.
+fn never_split(core: &Settings, endpoints: &[EndpointSpec], faults: &mut Vec<Fault>) {
+    let mut splits_only = endpoints.iter().filter(|spec| !spec.serves_whole());
+    if let Some(spec) = splits_only.next().filter(|_| core.split == SplitMode::Never) {
+        let allowed = format!("auto or always, for {} ({}) serves nothing whole", spec.url, spec.connector());
+        faults.push(fault("split", SplitMode::Never.as_str(), &allowed));
+    }
 }
 
 /// The most keys at once: one seals, a second is accepted while keys change.

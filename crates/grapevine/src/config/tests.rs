@@ -49,6 +49,20 @@ fn other_value(key: &Key) -> String {
 }
 
 #[test]
+fn engines_that_serve_nothing_but_pairs_are_not_to_be_configured_with_split_never() {
+    let of = |split: &str, keys: &str| {
+        from_file(&format!("split = {split:?}\nendpoint = [\"http://a:1,{keys}\", \"http://b:1\"]\n"))
+    };
+    let pairs = "role=decode,connector=sglang-bootstrap";
+    let faults = of("never", pairs).unwrap_err().0;
+    assert_eq!((faults.len(), faults[0].key.as_str(), faults[0].value.as_str()), (1, "split", "never"));
+    assert!(faults[0].allowed.contains("http://a:1 (sglang-bootstrap)"), "{}", faults[0].allowed);
+    for (split, keys) in [("auto", pairs), ("never", "role=decode"), ("never", "connector=sglang-bootstrap")] {
+        assert!(of(split, keys).is_ok(), "{split} {keys}");
+    }
+}
+
+#[test]
 fn a_key_means_the_same_in_a_flag_a_variable_and_a_file() {
     for key in KEYS.iter().filter(|key| !matches!(key.kind, Kind::File)) {
         let value = other_value(key);

@@ -13,6 +13,9 @@ const DP_RANKS_MAX: u16 = 1_024;
 /// The connector of endpoints that name none: what the engines named most often use.
 pub const CONNECTOR_DEFAULT: &str = "vllm-nixl";
 
+/// The connector whose prefill and decode engines serve nothing but pairs.
+const CONNECTOR_OF_PAIRS: &str = "sglang-bootstrap";
+
 /// Which phases of a request an endpoint serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -146,6 +149,12 @@ impl EndpointSpec {
     /// How its KV is handed over: as configured, else [`CONNECTOR_DEFAULT`].
     pub fn connector(&self) -> &str {
         self.connector.as_deref().unwrap_or(CONNECTOR_DEFAULT)
+    }
+
+    /// Whether it can answer a request that is not split. The two sides of SGLang's exchange can not: each refuses
+    /// what does not name the room in which it meets the other.
+    pub fn serves_whole(&self) -> bool {
+        self.role == Role::Both || self.connector() != CONNECTOR_OF_PAIRS
     }
 
     /// Whether the KV that it makes can go to `decode`: by the same connector, and within its group if it

@@ -498,6 +498,7 @@ fn blame(endpoint: EndpointId, failure: &LegFailure) -> Effects {
 /// What a client is told when `failure` was the last: the engine's own answer if it gave one.
 const fn give_up_after(failure: LegFailure) -> GiveUp {
     match failure.fault {
+        LegFault::LimitPassed(limit) => GiveUp::Timeout { limit },
         LegFault::Status(status) => GiveUp::PassOn { status, retry_after: failure.retry_after },
         LegFault::ConnectRefused
         | LegFault::ConnectTimeout

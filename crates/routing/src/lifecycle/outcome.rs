@@ -77,8 +77,13 @@ impl Outcome {
     /// From the last dispatch to the end, in ms: what the endpoint itself took. Of a split request from the
     /// handoff.
     pub fn leg_ms(&self) -> f64 {
+        self.of_leg_ms(self.total_ms)
+    }
+
+    /// From the same moment to one that came `at_ms` after arrival, in ms.
+    pub fn of_leg_ms(&self, at_ms: f64) -> f64 {
         let before = if self.prefill_endpoint.is_some() { self.prefill_ms.unwrap_or(0.0) } else { 0.0 };
-        (self.total_ms - self.queued_ms - before).max(0.0)
+        (at_ms - self.queued_ms - before).max(0.0)
     }
 
     /// From the last dispatch to the first byte, in ms, of a split request from the handoff; `None` without one.

@@ -322,7 +322,7 @@ impl Lifecycle {
             Effect::AbortUpstream { endpoint, cause: AbortCause::Limit(limit) },
             Effect::Report { endpoint, signal },
         ];
-        let failure = LegFailure::new(LegFault::EndpointLost(Cause::Silent));
+        let failure = LegFailure::new(LegFault::LimitPassed(limit));
         effects.extend(match self.state {
             State::Parted(_) => self.prefill_failed(failure, 1, now),
             _ => self.leg_failed(failure, 1, now),

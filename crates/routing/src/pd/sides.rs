@@ -1,5 +1,7 @@
 //! Who could do which part of a request.
 
+use smallvec::SmallVec;
+
 use crate::Moment;
 use crate::candidates::{Candidates, Scope, Serving};
 use crate::decision::{Refusal, SplitReason};
@@ -40,6 +42,23 @@ impl<'v> Sides<'v> {
             return Err(serving.nobody_ready(scope, None));
         }
         Ok(Self { serving, whole: Candidates::of(ready, now), borrowed })
+    }
+
+    /// Those that could serve it alone. None where all of them refuse what is not split, and so do pairs' own engines
+    /// when the other side is lost.
+    pub(crate) fn able_alone(&self) -> SmallVec<[usize; 16]> {
+        let serves = |at: &usize| self.whole.all()[*at].endpoint.spec.serves_whole();
+        self.whole.kept_positions().filter(serves).collect()
+    }
+
+    /// Why a request that only a pair could serve is served by nobody, if it is not split for this reason.
+    pub(crate) fn refusal(&self, scope: &Scope<'_>, reason: SplitReason) -> Refusal {
+        let missing = match reason {
+            SplitReason::PrefillFailed => return Refusal::AllTried,
+            SplitReason::NoDecodeEndpoint => Role::Decode,
+            _ => Role::Prefill,
+        };
+        self.serving.nobody_ready(scope, Some(missing))
     }
 
     /// Whether a split is thinkable at all.

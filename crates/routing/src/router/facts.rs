@@ -74,10 +74,10 @@ enum Life {
 }
 
 impl Origin {
-    /// A later incarnation of the replica speaks: nothing that an earlier one carried is left.
-    fn begin_epoch(&mut self, epoch: u64, from: &ReplicaId, view: &View) {
+    /// A later incarnation of the replica may speak: then nothing that an earlier one carried is left. Whether it is one.
+    fn begin_epoch(&mut self, epoch: u64, from: &ReplicaId, view: &View) -> bool {
         if epoch == self.epoch {
-            return;
+            return false;
         }
         for id in std::mem::take(&mut self.rows).into_keys() {
             if let Some(endpoint) = view.get(id) {
@@ -85,6 +85,7 @@ impl Origin {
             }
         }
         (self.epoch, self.version, self.life) = (epoch, 0, Life::Live);
+        true
     }
 
     /// Takes a row unless a newer one is known; whether it did, at an endpoint that exists here. It counts
@@ -197,7 +198,9 @@ impl Router {
             merged.ignored = 1;
             return merged;
         }
-        origin.begin_epoch(pulse.epoch, from, &view);
+        if origin.begin_epoch(pulse.epoch, from, &view) {
+            self.estates.lock().lives_as(from, pulse.epoch);
+        }
         origin.version = pulse.version;
         let told: BTreeMap<EndpointId, LoadRow> = pulse.load.iter().map(|row| (row.endpoint, *row)).collect();
         let gone: Vec<LoadRow> = origin
@@ -246,7 +249,9 @@ impl Router {
             merged.ignored = push.rows.len();
             return merged;
         }
-        origin.begin_epoch(push.epoch, from, &view);
+        if origin.begin_epoch(push.epoch, from, &view) {
+            self.estates.lock().lives_as(from, push.epoch);
+        }
         for row in &push.rows {
             merged.ignored += usize::from(!origin.take_row(from, *row, push.version, &view, now));
         }
@@ -272,6 +277,7 @@ impl Router {
 
     /// A replica that was taken for dead lives: what it has said meanwhile counts.
     pub fn replica_back(&self, replica: &ReplicaId, now: Moment) {
+        self.estates.lock().back(replica);
         let mut origins = self.origins.lock();
         let Some(origin) = origins.0.get_mut(replica) else { return };
         origin.life = Life::Live;

@@ -12,6 +12,7 @@ mod learning;
 mod ledger;
 mod pairing;
 mod sessions;
+mod staged;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -37,7 +38,8 @@ use crate::ring::SharedRing;
 use crate::session::SessionTable;
 use crate::settings::{Fault, Settings};
 use crate::share::PrefixShares;
-use crate::view::View;
+use crate::staged::{Estates, OwnStaged};
+use crate::view::{Lack, View};
 
 /// The source of randomness that decisions draw from.
 pub type Rng = rand::rngs::SmallRng;
@@ -57,6 +59,8 @@ pub struct Router {
     transfers: learning::Transfers,
     replicas: SharedRing<ReplicaId>,
     origins: Mutex<facts::Origins>,
+    staged: Arc<OwnStaged>,
+    estates: Mutex<Estates>,
     outgoing: Mutex<Outgoing>,
     news: News,
     version: AtomicU64,
@@ -116,6 +120,10 @@ pub struct RouterStats {
     pub reserve_conflicts: u64,
     /// Choices charged in spite of that after too many attempts.
     pub reserve_forced: u64,
+    /// Prompts that other replicas have staged and told this one of.
+    pub staged_heard: usize,
+    /// Prompts staged at prefill engines of which no heir was told because too many were.
+    pub staged_untold: u64,
     /// Other replicas' choices that this one was asked about.
     pub decisions_compared: u64,
     /// Those of them for which it would have chosen another endpoint.
@@ -155,6 +163,8 @@ impl Router {
             transfers: learning::Transfers::default(),
             replicas,
             origins: Mutex::default(),
+            staged: Arc::default(),
+            estates: Mutex::default(),
             outgoing: Mutex::default(),
             news: News::default(),
             version: AtomicU64::new(0),
@@ -232,14 +242,16 @@ impl Router {
             ledger_unknown_endpoint: count(&self.counters.ledger_unknown_endpoint),
             reserve_conflicts: count(&self.counters.reserve_conflicts),
             reserve_forced: count(&self.counters.reserve_forced),
+            staged_heard: self.estates.lock().rows(),
+            staged_untold: self.staged.untold(),
             decisions_compared: count(&self.counters.compared),
             decisions_disagreed: count(&self.counters.disagreed),
         }
     }
 
-    /// Whether some endpoint can serve a whole request now.
-    pub fn has_usable_endpoint(&self) -> bool {
-        self.view.load().has_usable_endpoint()
+    /// What is missing so that requests can be served.
+    pub fn lacks(&self) -> Option<Lack> {
+        self.view.load().lacks()
     }
 
     fn tell(&self, record: LedgerRecord) {

@@ -32,31 +32,44 @@ impl Router {
         let weighed = self.weigh(&sides.whole, ground);
         let whole_costs = tariff.whole(&sides.whole, &weighed);
         let whole_scene = ground.scene(&sides.whole, &whole_costs, scratch);
-        let (alone, why_alone) = plan.decode.pick(&whole_scene, rng);
-        let alone_cost = &whole_costs[alone];
-        let whole = |split: SplitDecision| Decided {
-            decision: Decision {
-                policy: plan.name(),
-                reason: why_alone,
-                chosen: sides.whole.all()[alone].endpoint.id,
-                candidates: told(&sides.whole, &whole_costs),
-                reverted: reverted.clone(),
-                split: Some(Box::new(SplitDecision { whole_ms: Some(alone_cost.total_ms), ..split })),
-            },
-            leg: self.leg(&sides.whole.all()[alone], alone_cost, Part::Whole, ground),
-            prefill: None,
+        let able = sides.able_alone();
+        let splits_only = able.is_empty();
+        let (alone, why_alone) = if splits_only {
+            plan.decode.pick(&whole_scene, rng)
+        } else {
+            plan.decode.pick_among(&whole_scene, &able, rng)
         };
-        if let Err(reason) = sides.may_split(shape, plan.mode) {
-            return Ok(whole(unsplit(plan, reason)));
+        let mode = if splits_only { SplitMode::Always } else { plan.mode };
+        let alone_cost = &whole_costs[alone];
+        let whole = |split: SplitDecision| {
+            // What no pair could serve either is for the engine to refuse in its own words.
+            if splits_only && split.reason != SplitReason::Unsplittable {
+                return Err(sides.refusal(scope, split.reason));
+            }
+            Ok(Decided {
+                decision: Decision {
+                    policy: plan.name(),
+                    reason: why_alone,
+                    chosen: sides.whole.all()[alone].endpoint.id,
+                    candidates: told(&sides.whole, &whole_costs),
+                    reverted: reverted.clone(),
+                    split: Some(Box::new(SplitDecision { whole_ms: Some(alone_cost.total_ms), ..split })),
+                },
+                leg: self.leg(&sides.whole.all()[alone], alone_cost, Part::Whole, ground),
+                prefill: None,
+            })
+        };
+        if let Err(reason) = sides.may_split(shape, mode) {
+            return whole(unsplit(plan, reason));
         }
-        if plan.mode == SplitMode::Auto && alone_cost.uncached_tokens < plan.settings.split_tokens_min {
+        if mode == SplitMode::Auto && alone_cost.uncached_tokens < plan.settings.split_tokens_min {
             let prompt_tokens = alone_cost.uncached_tokens.saturating_add(alone_cost.warm_tokens);
             let short = prompt_tokens < plan.settings.split_tokens_min;
-            return Ok(whole(unsplit(plan, if short { SplitReason::Short } else { SplitReason::Warm })));
+            return whole(unsplit(plan, if short { SplitReason::Short } else { SplitReason::Warm }));
         }
-        let mut candidates = match sides.prefill(shape, scope, plan.mode, ground.now) {
+        let mut candidates = match sides.prefill(shape, scope, mode, ground.now) {
             Ok(candidates) => candidates,
-            Err(reason) => return Ok(whole(unsplit(plan, reason))),
+            Err(reason) => return whole(unsplit(plan, reason)),
         };
         self.get_to_know(&mut candidates, scratch, ground);
         let prefill_reverted = plan.prefill.filter(&mut candidates, ground.view, shape);
@@ -97,11 +110,12 @@ impl Router {
             candidates: told(&candidates, &through),
             reverted: prefill_reverted.clone(),
         };
-        let Some(pair) = pair else { return Ok(whole(split(SplitReason::NoPair, None, None))) };
+        let Some(pair) = pair else { return whole(split(SplitReason::NoPair, None, None)) };
         let reason = match plan.mode {
             SplitMode::Always => SplitReason::Always,
+            _ if splits_only => SplitReason::ConnectorSplitsOnly,
             _ if pair.total_ms < alone_cost.total_ms => SplitReason::Paid,
-            _ => return Ok(whole(split(SplitReason::Costlier, None, Some(&pair)))),
+            _ => return whole(split(SplitReason::Costlier, None, Some(&pair))),
         };
         let (from, to) = (pair.prefill.0, pair.decode.0);
         let choice = PrefillChoice { chosen: candidates.all()[from].endpoint.id, reason: pair.prefill.1 };

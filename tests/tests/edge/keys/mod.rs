@@ -44,6 +44,8 @@ const SHOWN_BY: &[(&str, fn())] = &[
     ("body_bytes_max", reload::a_file_with_a_fault_changes_nothing_and_every_fault_is_told),
     ("connect_timeout_ms", limits::a_connection_that_is_not_made_ends_at_its_limit),
     ("first_byte_timeout_ms", limits::each_limit_ends_a_request_and_says_which_it_was),
+    ("prefill_timeout_ms", pairs::limits::each_leg_has_a_limit_of_its_own_that_ends_it_alone_or_is_said),
+    ("handoff_timeout_ms", pairs::limits::each_leg_has_a_limit_of_its_own_that_ends_it_alone_or_is_said),
     ("idle_timeout_ms", limits::each_limit_ends_a_request_and_says_which_it_was),
     ("total_timeout_ms", limits::each_limit_ends_a_request_and_says_which_it_was),
     ("total_timeout_whole_ms", limits::each_limit_ends_a_request_and_says_which_it_was),

@@ -72,7 +72,7 @@ async fn told(prefill: Answer, decode: impl Fn() -> Answer + Send + Sync + 'stat
 const PARAMS: &str =
     r#"{"do_remote_prefill": true,"remote_block_ids":[[1, 2]],  "remote_port":15600,"odd":1.50}"#;
 
-fn staged() -> Answer {
+pub(super) fn staged() -> Answer {
     Answer::ok(&format!(r#"{{"id":"c","choices":[],"kv_transfer_params":{PARAMS},"usage":null}}"#))
 }
 

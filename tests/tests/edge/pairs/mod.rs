@@ -3,6 +3,7 @@
 mod bytes;
 mod failures;
 mod leaving;
+pub(crate) mod limits;
 mod rooms;
 pub(crate) mod when;
 

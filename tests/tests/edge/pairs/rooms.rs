@@ -4,9 +4,13 @@ use engine::{Config, Connector, Engine, Fault, Role};
 use serde_json::{Value, json};
 
 use super::{Pairs, alone, instant, text};
-use crate::rig::{Connection, Node, chat, post_as, request, until};
+use crate::rig::{Connection, Node, chat, eventually, get, post_as, request, until};
 
 async fn engines(prefill: usize, decode: usize) -> Pairs {
+    engines_split(prefill, decode, "always").await
+}
+
+async fn engines_split(prefill: usize, decode: usize, split: &str) -> Pairs {
     let start = async |role| {
         let config: Config = instant().with_role(role, Connector::Bootstrap);
         Engine::start(config).await.expect("an engine starts")
@@ -24,7 +28,7 @@ async fn engines(prefill: usize, decode: usize) -> Pairs {
         endpoints.push(format!("{},role=decode,connector=sglang-bootstrap", engine.url()));
         decodes.push(engine);
     }
-    let node = Node::over(&endpoints, &[("split", "always"), ("explain_headers", "true")]).await;
+    let node = Node::over(&endpoints, &[("split", split), ("explain_headers", "true")]).await;
     Pairs { prefill: prefills, decode: decodes, node }
 }
 
@@ -126,4 +130,28 @@ async fn a_client_that_leaves_ends_both_legs() {
     until("its room is empty", || pairs.prefill[0].stats().rooms == 0).await;
     pairs.decode[0].freeze(false);
     nothing_is_left(&pairs).await;
+}
+
+#[actix_web::test]
+async fn engines_that_serve_nothing_whole_are_always_sent_pairs_and_it_is_said_why() {
+    let mut pairs = engines_split(1, 1, "auto").await;
+    let short = text("short", 20);
+    let explained = pairs.explain(chat(&short, false)).await;
+    let split = &explained["split"];
+    assert_eq!((&split["split"], &split["reason"]), (&json!(true), &json!("connector-splits-only")));
+    pairs.chat(&short).await;
+    assert_eq!((Pairs::asked(&pairs.prefill), Pairs::asked(&pairs.decode)), (1, 1));
+    nothing_is_left(&pairs).await;
+    // Nobody can do without the other side, and which one is missing is said.
+    pairs.prefill.remove(0).kill().await;
+    eventually("it is known to be gone", async || {
+        let ready = get(pairs.node.public(), "/readyz").await;
+        let missing = ready.json()["missing"].as_array().cloned().unwrap_or_default();
+        (ready.status == 503 && missing.contains(&json!("prefill-endpoint"))).then_some(())
+    })
+    .await;
+    let reply = pairs.node.chat(&short).await;
+    assert_eq!(reply.status, 503, "{}", reply.text());
+    assert!(reply.text().contains("role prefill"), "{}", reply.text());
+    assert_eq!(Pairs::asked(&pairs.decode), 1);
 }

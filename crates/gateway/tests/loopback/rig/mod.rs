@@ -7,11 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actors::lifecycle::{LifecycleSettings, Lifecycles};
-use actors::{ActorSettings, Actors, Clock, EngineProbe, PeerEvent, ProbeError, ProbeReply, Surroundings};
+use actors::{
+    ActorSettings, Actors, Clock, EngineProbe, Heir, PeerEvent, ProbeError, ProbeReply, Surroundings,
+};
 use gateway::{GatewaySettings, GatewayState, GossipGauges, Listeners, Metrics, Serving};
 use routing::endpoint::{EndpointSpec, Served, Signal};
 use routing::retry::BudgetConfig;
 use routing::settings::Settings;
+use routing::staged::Orphan;
 use routing::{ReplicaId, Router};
 use tokio::sync::{mpsc, oneshot};
 
@@ -45,12 +48,19 @@ fn start_actors(
     let (stop, stopped) = oneshot::channel();
     std::thread::spawn(move || {
         actix_web::rt::System::new().block_on(async move {
-            let surroundings = Surroundings { router, clock, probe: Arc::new(NoProbe), peers };
+            let surroundings =
+                Surroundings { router, clock, probe: Arc::new(NoProbe), heir: Arc::new(NoHeir), peers };
             started.send(Actors::start(surroundings, ActorSettings::default())).unwrap();
             let _ = stopped.await;
         });
     });
     (actors.recv().unwrap(), stop)
+}
+
+struct NoHeir;
+
+impl Heir for NoHeir {
+    fn inherit(&self, _: Vec<Orphan>) {}
 }
 
 struct NoProbe;

@@ -226,18 +226,22 @@ fn each_leg_has_a_limit_of_its_own_and_all_together_have_one() {
     let lifecycle = check(Stream, &[(0, PAIR), (19_999, Tick)], &[]);
     assert_eq!(lifecycle.next_deadline(), Some((at(20_000), Limit::Prefill)));
     let late = ["abort 1 Limit(Prefill)", "report 1 Failure(Silent)", "release 1", "withdraw 1"];
-    let elsewhere = ["release 2", "withdraw 2", "retry endpoint-lost"];
+    let elsewhere = ["release 2", "withdraw 2", "retry prefill-timeout"];
     for delivery in [Stream, Whole] {
         check(delivery, &[(0, PAIR), (20_000, Tick)], &[&late[..], &elsewhere].concat());
     }
     let handed = [(0, PAIR), (50, HANDED), (60, decode(2)), (20_050, Tick)];
     let late = ["abort 2 Limit(Handoff)", "report 2 Failure(Silent)", "release 2", "withdraw 2"];
-    check(Stream, &handed, &[&late[..], &["decode-elsewhere endpoint-lost"]].concat());
+    check(Stream, &handed, &[&late[..], &["decode-elsewhere handoff-timeout"]].concat());
     // A reply in one piece may take as long as the generation.
     check(Whole, &handed, &[]);
     let again = [&handed[..], &[(20_060, decode(4))]].concat();
     let lifecycle = check(Stream, &again, &[]);
     assert_eq!(lifecycle.next_deadline(), Some((at(40_060), Limit::Handoff)));
+    // With nobody left to go to it is said which limit it was.
+    let refused = [(0, PAIR), (20_000, Tick), (20_001, Refused)];
+    let said = ["give-up Timeout { limit: Prefill }", "done failed"];
+    check(Stream, &refused, &said);
     let mut queued = begin(Stream);
     queued.step(PAIR, at(45_000));
     assert_eq!(queued.next_deadline(), Some((at(60_000), Limit::FirstByte)));

@@ -106,7 +106,7 @@ fn a_prefill_endpoint_alone_serves_nobody_and_the_refusal_says_what_is_missing()
     let prefill = EndpointSpec { role: Role::Prefill, models: vec!["m".to_owned()], ..spec(0) };
     let decode = EndpointSpec { role: Role::Decode, models: vec!["m".to_owned()], ..spec(1) };
     router.set_endpoints(vec![prefill.clone()], at(0));
-    assert!(!router.has_usable_endpoint());
+    assert!(router.lacks().is_some());
     let prompt = json!({"model": "m", "prompt": "x"});
     let want = Refusal::NoEndpointReady {
         model: Some("m".to_owned()),
@@ -115,7 +115,7 @@ fn a_prefill_endpoint_alone_serves_nobody_and_the_refusal_says_what_is_missing()
     };
     assert_eq!(refusal(&router, &prompt, &[]), want);
     router.set_endpoints(vec![prefill, decode], at(0));
-    assert!(router.has_usable_endpoint());
+    assert_eq!(router.lacks(), None);
     assert_eq!(choose(&router, &shape_of(&router, &prompt), at(1)).endpoint.id, id(1));
 }
 

@@ -111,9 +111,9 @@ fn the_last_endpoint_is_not_ejected_for_how_requests_fare_there_but_for_failed_p
     let reset = Cause::Reset;
     assert_eq!(fail(0, 3, Signal::Failure(reset)), StandingChange::Ejected { cause: reset });
     assert!(matches!(fail(1, 3, Signal::Failure(reset)), StandingChange::Spared { .. }));
-    assert!(router.has_usable_endpoint());
+    assert_eq!(router.lacks(), None);
     fail(1, 3, Signal::ProbeFailed(Cause::Refused));
-    assert!(!router.has_usable_endpoint());
+    assert!(router.lacks().is_some());
 }
 
 #[test]

@@ -365,7 +365,7 @@ fn the_last_prefill_endpoint_may_be_ejected_for_how_requests_fare_there_and_the_
         }
     }
     check_whole(&choose(&router, &long(&router, "a"), at(60)), &[1], SplitReason::NoPrefillEndpoint);
-    assert!(router.has_usable_endpoint());
+    assert_eq!(router.lacks(), None);
 }
 
 #[test]
