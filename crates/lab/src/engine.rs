@@ -69,21 +69,6 @@ impl Engine {
     /// When a request that came now would have its first token: what an all-knowing router compares. `None` if it
     /// would be refused.
     pub(crate) fn first_token_at(&self, number: usize, asked: &Asked, now: Moment) -> Option<Moment> {
-        let mut ahead = self.scheduler.clone();
-        let job = Self::job(number, asked);
-        let id = job.id;
-        let mut events = Vec::new();
-        ahead.submit(now, job, &mut events).ok()?;
-        loop {
-            let first = events.iter().find_map(|event| match event {
-                Event::Tokens { job, at, .. } if *job == id => Some(*at),
-                _ => None,
-            });
-            if first.is_some() {
-                return first;
-            }
-            events.clear();
-            ahead.advance(ahead.next_at()?, &mut events);
-        }
+        self.scheduler.first_token_at(now, &Self::job(number, asked))
     }
 }

@@ -5,7 +5,7 @@
 //! finished prefill that is to be kept is not when too few blocks are free.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use super::pins::Pins;
@@ -144,6 +144,25 @@ impl Fifo {
         let prefilled = self.prefilling.as_ref().map(|prefilling| prefilling.ends);
         let due = self.due.peek().map(|Reverse((at, _))| *at);
         [prefilled, due].into_iter().flatten().min()
+    }
+
+    /// As [`super::Scheduler::first_token_at`]. What leaves the cache meanwhile is not foreseen.
+    pub(super) fn first_token_at(&self, now: Moment, job: &Job) -> Moment {
+        let mut at = now;
+        let mut coming: HashSet<BlockHash> = HashSet::new();
+        if let Some(prefilling) = &self.prefilling {
+            at = prefilling.ends.max(now);
+            coming.extend(prefilling.job.prompt.blocks.iter());
+        }
+        for job in self.waiting.iter().map(|(job, _)| job).chain(std::iter::once(job)) {
+            let cacheable = job.prompt.cacheable(self.limits.block_tokens);
+            let cached = self.pool.cached_run(cacheable);
+            let hits = cached + cacheable[cached..].iter().take_while(|block| coming.contains(block)).count();
+            let uncached = job.prompt.tokens - hits as u32 * self.limits.block_tokens;
+            at = at.plus(self.timing.prefill(uncached, true));
+            coming.extend(job.prompt.blocks.iter());
+        }
+        at
     }
 
     pub(super) fn gauges(&self) -> Gauges {

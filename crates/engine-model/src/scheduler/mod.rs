@@ -292,6 +292,28 @@ impl Scheduler {
         }
     }
 
+    /// When a job that came now would have its first token, if no other came after it: what somebody who knows
+    /// everything compares. `None` for one that would be refused, or has to wait for blocks that others keep.
+    pub fn first_token_at(&self, now: Moment, job: &Job) -> Option<Moment> {
+        if let Self::Fifo(fifo) = self {
+            return Some(fifo.first_token_at(now, job));
+        }
+        let mut ahead = self.clone();
+        let mut events = Vec::new();
+        ahead.submit(now, job.clone(), &mut events).ok()?;
+        loop {
+            let first = events.iter().find_map(|event| match event {
+                Event::Tokens { job: of, at, .. } if *of == job.id => Some(*at),
+                _ => None,
+            });
+            if first.is_some() {
+                return first;
+            }
+            events.clear();
+            ahead.advance(ahead.next_at()?, &mut events);
+        }
+    }
+
     /// The KV that [`Event::Fetch`] asked for is here: what its blocks held where it came from, in order. A job
     /// that is gone meanwhile is not an error.
     pub fn fetched(&mut self, now: Moment, job: JobId, contents: &[Option<BlockHash>], out: &mut Vec<Event>) {

@@ -305,6 +305,26 @@ fn a_cancelled_prefill_lets_the_next_begin_at_once_in_fifo() {
     assert_eq!(token_times(&out, 1), [50.0]);
 }
 
+#[test]
+fn the_first_token_comes_when_it_was_foreseen() {
+    for (name, mut scheduler) in all(LIMITS) {
+        let mut out = Vec::new();
+        for (id, (at, first)) in
+            [(0.0, 7), (10.0, 8), (20.0, 7), (700.0, 9), (710.0, 8)].into_iter().enumerate()
+        {
+            scheduler.advance(ms(at), &mut out);
+            let job = job(id as u64, unlike(first, 400), 3);
+            let foreseen = scheduler.first_token_at(ms(at), &job).expect("it would be taken");
+            let mut ahead = scheduler.clone();
+            let mut events = Vec::new();
+            ahead.submit(ms(at), job.clone(), &mut events).expect("taken");
+            run(&mut ahead, &mut events);
+            assert_eq!(token_times(&events, id as u64)[0], foreseen.0 as f64 / 1e6, "{name}, job {id}");
+            scheduler.submit(ms(at), job, &mut out).expect("taken");
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Deed {
     Submit { first: u32, tokens: u32, output: u32 },
