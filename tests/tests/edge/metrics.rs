@@ -45,6 +45,7 @@ const METRICS: &[(&str, &[&str])] = &[
     ("mailbox_overload_total", &["actor"]),
     ("actors_recreated_total", &["actor"]),
     ("requests_in_flight", &[]),
+    ("body_bytes", &[]),
 ];
 
 /// The values of one page, series by series, under the family's name; a histogram's value is its count.
@@ -192,10 +193,19 @@ async fn live() -> [Page; 3] {
     let body = chat("open", true).replace("\"max_tokens\":8", "\"max_tokens\":5000");
     open.send(request("POST", "/v1/chat/completions", "", body)).await;
     open.read_until("data: ").await;
+
+    // A body of which half is there.
+    let mut halfway = Connection::open(node.public()).await;
+    halfway.send("POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 400000\r\n\r\n").await;
+    halfway.send(" ".repeat(200_000)).await;
+    eventually("the body to be held", async || {
+        (Page::read(node.admin()).await.sum("body_bytes", &[]) == 200_000.0).then_some(())
+    })
+    .await;
     let during = Page::read(node.admin()).await;
 
     // And an endpoint that is gone.
-    drop(open);
+    drop((open, halfway));
     node.at_rest().await;
     one.kill().await;
     eventually("its loss to be seen", async || {
@@ -291,6 +301,7 @@ async fn every_metric_moves_and_has_the_documented_labels() {
     assert!(during.sum("gossip_rejected_total", &["cause=\"foreign\""]) >= 1.0);
     assert_eq!((before.sum("endpoint_running", &[]), during.sum("endpoint_running", &[])), (0.0, 1.0));
     assert_eq!((before.sum("requests_in_flight", &[]), during.sum("requests_in_flight", &[])), (0.0, 1.0));
+    assert_eq!((during.sum("body_bytes", &[]), after.sum("body_bytes", &[])), (200_000.0, 0.0));
     assert_eq!((during.sum("endpoint_up", &[]), after.sum("endpoint_up", &[])), (2.0, 1.0));
     assert_eq!(after.sum("endpoint_running", &[]), 0.0);
 }

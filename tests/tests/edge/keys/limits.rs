@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use socket2::{Domain, Socket, Type};
 
-use crate::rig::{Answer, Fake, Node, chat, piece};
+use crate::rig::{Answer, Connection, Fake, Node, chat, piece};
 
 /// A port whose queue of connections is full: a further connection is neither made nor refused.
 struct Full {
@@ -81,6 +81,25 @@ pub(super) async fn each_limit_ends_a_request_and_says_which_it_was() {
         assert_eq!(reply.status, status, "{key}: {text}");
         assert!(text.contains(&format!("\"code\":\"{code}\"")), "{key}: {text}");
         assert!(!text.contains("[DONE]"), "{key}: {text}");
+        node.at_rest().await;
+    }
+}
+
+#[actix_web::test]
+pub(super) async fn bodies_have_the_room_and_the_time_that_is_said() {
+    let engine = Fake::start(|_| Answer::completion(20, 1)).await;
+    let cases = [
+        ("body_room_bytes", "1000000", 503, "no_room_for_body"),
+        ("body_timeout_ms", "300", 408, "body_timeout"),
+    ];
+    for (key, limit, status, code) in cases {
+        let node = Node::over(&[engine.url()], &[(key, limit)]).await;
+        let mut client = Connection::open(node.public()).await;
+        client.send("POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 3000000\r\n\r\n").await;
+        // The refusal may come before all of it is sent.
+        let _ = client.try_send(" ".repeat(2_000_000)).await;
+        let reply = client.reply().await;
+        assert_eq!((reply.status, reply.error_code().as_str()), (status, code), "{key}");
         node.at_rest().await;
     }
 }

@@ -42,6 +42,8 @@ const SHOWN_BY: &[(&str, fn())] = &[
     ("log", addresses::the_log_has_the_wanted_lines_in_the_wanted_form),
     ("log_format", addresses::the_log_has_the_wanted_lines_in_the_wanted_form),
     ("body_bytes_max", reload::a_file_with_a_fault_changes_nothing_and_every_fault_is_told),
+    ("body_room_bytes", limits::bodies_have_the_room_and_the_time_that_is_said),
+    ("body_timeout_ms", limits::bodies_have_the_room_and_the_time_that_is_said),
     ("connect_timeout_ms", limits::a_connection_that_is_not_made_ends_at_its_limit),
     ("first_byte_timeout_ms", limits::each_limit_ends_a_request_and_says_which_it_was),
     ("prefill_timeout_ms", pairs::limits::each_leg_has_a_limit_of_its_own_that_ends_it_alone_or_is_said),
