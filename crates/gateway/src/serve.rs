@@ -76,6 +76,7 @@ pub fn start(state: Arc<GatewayState>, listeners: Listeners) -> io::Result<Servi
     .run();
     let serving =
         Serving { state, public: public.handle(), admin: admin.handle(), public_address, admin_address };
+    tokio::spawn(data::queue::serve(Arc::clone(&serving.state)));
     tokio::spawn(public);
     tokio::spawn(admin);
     Ok(serving)

@@ -9,15 +9,16 @@ use actix_web::http::StatusCode;
 use actors::TurnEnded;
 use actors::lifecycle::{Account, Ended, LifecycleHandle, LifecyclePort, WorkerLifecycles};
 use rand::{Rng as _, SeedableRng};
+use routing::admission::Shed;
 use routing::decision::{CandidateCost, Footing};
 use routing::endpoint::{Endpoint, Role, Signal, StandingChange};
 use routing::lifecycle::{GiveUp, Verdict};
 use routing::qoe::{End, Fared, Seen, Target};
 use routing::request::{RequestShape, Route, response_key};
-use routing::router::Measurement;
+use routing::router::{Admission, Applicant, Fate, Measurement};
 use routing::{Chosen, Decision, EndpointId, Moment, Refusal, Rng};
 
-use crate::data::LegName;
+use crate::data::{Admitted, LegName, Waiting, queue};
 use crate::errors::EdgeError;
 use crate::metrics::WorkerMetrics;
 use crate::state::{GatewaySettings, GatewayState};
@@ -86,7 +87,54 @@ impl Worker {
         self.port.metrics.word_awaited(!awaits);
     }
 
-    /// Chooses and charges an endpoint.
+    /// Chooses and charges an endpoint for a request that has just come, or has it wait for one.
+    pub(crate) fn admit(&self, handle: &LifecycleHandle, bytes: u64) -> Result<Admitted, Refusal> {
+        let applicant = Applicant { shape: handle.shape(), arrived: handle.arrived(), bytes };
+        let mut heard = None;
+        let call = || {
+            let (call, waiting) = queue::call();
+            heard = Some(waiting);
+            call
+        };
+        let rng = &mut self.rng.borrow_mut();
+        let admission = self.state.router.admit(applicant, self.now(), rng, call)?;
+        Ok(match admission {
+            Admission::Chosen(chosen) => {
+                self.chosen(handle.shape(), &chosen, handle.id());
+                Admitted::Chosen(chosen)
+            }
+            Admission::Shed { reason, retry_after_ms } => {
+                Admitted::Shed(self.shed(handle, reason, retry_after_ms))
+            }
+            Admission::Waits { ticket, shape } => match heard {
+                Some(heard) => Admitted::Waits(Waiting::new(&self.state, ticket, shape, heard)),
+                None => return Err(Refusal::Overloaded { retry_after_ms: 0 }),
+            },
+        })
+    }
+
+    /// Takes in what became of a request that waited.
+    pub(crate) fn called(&self, handle: &LifecycleHandle, fate: Fate) -> Result<Chosen, Refusal> {
+        match fate {
+            Fate::Chosen(chosen) => {
+                self.port.metrics.queue_admitted(handle.shape().priority);
+                self.chosen(handle.shape(), &chosen, handle.id());
+                Ok(*chosen)
+            }
+            Fate::Shed { reason, retry_after_ms } => Err(self.shed(handle, reason, retry_after_ms)),
+            Fate::Refused(refusal) => Err(refusal),
+        }
+    }
+
+    fn shed(&self, handle: &LifecycleHandle, reason: Shed, retry_after_ms: u64) -> Refusal {
+        let priority = handle.shape().priority;
+        self.port.metrics.queue_shed(reason, priority);
+        let (reason, priority) = (reason.as_str(), priority.number());
+        tracing::debug!(id = handle.id(), reason, priority, retry_after_ms, "refused for want of room");
+        Refusal::Overloaded { retry_after_ms }
+    }
+
+    /// Chooses and charges an endpoint, whoever waits.
     pub(crate) fn choose(
         &self,
         shape: &RequestShape,
@@ -246,6 +294,10 @@ impl LifecyclePort for Port {
                 tracing::warn!(%endpoint, change = change.as_str(), cause = cause.as_str(), "an endpoint fails");
             }
         }
+    }
+
+    fn first_byte(&self, footing: &Footing, took_ms: f64) {
+        self.state.router.first_byte(footing, took_ms, self.state.clock.now());
     }
 
     fn withdraw(&self, shape: &RequestShape, footing: &Footing) {

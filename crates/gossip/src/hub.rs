@@ -18,7 +18,9 @@ use crate::names::{Names, Verdict};
 use crate::peer::Peer;
 use crate::repair::{Repair, Repairs};
 use crate::shared::Shared;
-use crate::wire::{HEAD_KEY, Head, META_KEY, PARTS_MAX, Position, Push, Run, SLOTS_MAX, Staged, key_index};
+use crate::wire::{
+    HEAD_KEY, Head, META_KEY, PARTS_MAX, Position, Push, QUEUE_KEY, Run, SLOTS_MAX, Staged, key_index,
+};
 use crate::{GossipEvent, Rejection, codec};
 
 /// Messages from the other tasks that wait for this one. A push that finds no room is lost and counted; what
@@ -256,6 +258,11 @@ impl Hub {
             if key == META_KEY {
                 match codec::from_text(&value) {
                     Ok(meta) => changed |= entry.peer.take_meta(meta),
+                    Err(_) => malformed += 1,
+                }
+            } else if key == QUEUE_KEY {
+                match codec::from_text(&value) {
+                    Ok(waiting) => changed |= entry.peer.take_waiting(waiting),
                     Err(_) => malformed += 1,
                 }
             } else if let Some(index) = key_index(&key, 'p', PARTS_MAX) {

@@ -12,7 +12,7 @@ use routing::{EndpointId, Moment};
 
 use crate::inbox::Inbox;
 use crate::parts::part_of;
-use crate::wire::{Meta, PARTS_MAX, Part, Presence};
+use crate::wire::{Meta, PARTS_MAX, Part, Presence, Waiting};
 
 /// Pushed rows kept until the pulse covers them; a cluster has fewer endpoints.
 const PUSHED_MAX: usize = 16_384;
@@ -29,6 +29,7 @@ pub(crate) struct Peer {
     /// The newest version of anything it told: its clock.
     version: u64,
     meta: Meta,
+    waiting: Waiting,
     /// Of the newest part.
     split: u8,
     split_version: u64,
@@ -47,6 +48,7 @@ impl Peer {
             heartbeat: None,
             version: 0,
             meta: Meta::default(),
+            waiting: Waiting::default(),
             split: 0,
             split_version: 0,
             parts: BTreeMap::new(),
@@ -81,6 +83,17 @@ impl Peer {
         }
         let changed = meta.state != self.meta.state;
         self.meta = meta;
+        changed
+    }
+
+    /// Whether who waits there has changed.
+    pub(crate) fn take_waiting(&mut self, waiting: Waiting) -> bool {
+        self.version = self.version.max(waiting.version);
+        if waiting.version <= self.waiting.version {
+            return false;
+        }
+        let changed = waiting.queue != self.waiting.queue;
+        self.waiting = waiting;
         changed
     }
 
@@ -146,6 +159,7 @@ impl Peer {
             version: self.version,
             ready: self.meta.state.ready,
             draining: self.meta.state.draining,
+            queue: self.waiting.queue.clone(),
             ..Pulse::default()
         };
         let current =
@@ -179,7 +193,7 @@ impl Peer {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use routing::facts::ObservedRow;
+    use routing::facts::{ObservedRow, QueueRow};
 
     use super::*;
     use crate::parts::Planner;
@@ -231,6 +245,19 @@ mod tests {
         peer.take_part(0, Part { version: 1_000, observed: vec![observed], ..Part::default() });
         assert!(peer.advance(3_500));
         assert_eq!(peer.pulse().observed[0].age_ms, 2_530);
+    }
+
+    #[test]
+    fn the_newest_word_of_who_waits_stands() {
+        let waiting = |version, requests| Waiting {
+            version,
+            queue: QueueRow { requests: [0, 0, requests], ..QueueRow::default() },
+        };
+        let mut peer = Peer::new(1, None);
+        assert!(peer.take_waiting(waiting(2, 7)));
+        assert!(!peer.take_waiting(waiting(1, 9)));
+        assert!(!peer.take_waiting(waiting(3, 7)), "nothing new in it");
+        assert_eq!(peer.pulse().queue.len(), 7);
     }
 
     #[test]

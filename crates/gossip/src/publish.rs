@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use routing::facts::LoadRow;
+use routing::facts::{LoadRow, QueueRow};
 use routing::{EndpointId, Moment};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval, sleep, sleep_until};
@@ -15,7 +15,9 @@ use crate::parts::{Planner, next_after};
 use crate::push::{Budget, Pace, changed_rows, pack};
 use crate::shared::Shared;
 use crate::staged::{self, Teller};
-use crate::wire::{HEAD_KEY, META_KEY, Meta, Presence, Push, Run, Staged, part_key, slot_key};
+use crate::wire::{
+    HEAD_KEY, META_KEY, Meta, Presence, Push, QUEUE_KEY, Run, Staged, Waiting, part_key, slot_key,
+};
 use crate::{FrameKind, codec};
 
 /// Own records taken at a time.
@@ -33,6 +35,7 @@ pub(crate) struct Publisher {
     version: u64,
     state: Presence,
     posted_state: Option<Presence>,
+    posted_queue: QueueRow,
     /// Load rows as last pushed.
     pushed: HashMap<EndpointId, LoadRow>,
     /// Records up to here were pushed or posted in slots.
@@ -56,6 +59,7 @@ impl Publisher {
             version: 0,
             state: Presence::default(),
             posted_state: None,
+            posted_queue: QueueRow::default(),
             pushed: HashMap::new(),
             told: 0,
             posted_head: 0,
@@ -181,6 +185,7 @@ impl Publisher {
             for (index, part) in self.planner.plan(&pulse, version, now) {
                 values.extend(codec::to_text(&part).map(|text| (part_key(index), text)));
             }
+            values.extend(self.queue(&pulse.queue, version));
             let bytes: usize = values.iter().map(|(key, value)| key.len() + value.len()).sum();
             let copies = self.shared.directory.targets().len();
             let config = &self.shared.config;
@@ -192,6 +197,16 @@ impl Publisher {
         if !values.is_empty() {
             self.shared.pulse_board.post(values).await;
         }
+    }
+
+    /// Who waits, if that is not as posted.
+    fn queue(&mut self, queue: &QueueRow, version: u64) -> Option<(String, String)> {
+        if self.posted_queue == *queue {
+            return None;
+        }
+        self.posted_queue.clone_from(queue);
+        let text = codec::to_text(&Waiting { version, queue: queue.clone() })?;
+        Some((QUEUE_KEY.to_owned(), text))
     }
 
     /// How the replica stands, if that is not as posted.

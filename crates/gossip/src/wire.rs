@@ -1,11 +1,13 @@
 //! What is inside: the values under the gossip library's keys, the pushes and the pulls.
 
-use routing::facts::{LedgerRecord, LoadRow, ObservedRow, SpeedRow, StagedPush, StagedRow};
+use routing::facts::{LedgerRecord, LoadRow, ObservedRow, QueueRow, SpeedRow, StagedPush, StagedRow};
 use routing::{EndpointId, ReplicaId};
 use serde::{Deserialize, Serialize};
 
 /// The key of [`Meta`] in the pulse.
 pub(crate) const META_KEY: &str = "m";
+/// The key of [`Waiting`] in the pulse. A replica that does not know it passes it over.
+pub(crate) const QUEUE_KEY: &str = "q";
 /// The key of [`Head`] in the ledger.
 pub(crate) const HEAD_KEY: &str = "h";
 /// Parts of a pulse at most, a power of two: `p00` to `p3f`.
@@ -34,6 +36,14 @@ pub(crate) fn key_index(key: &str, letter: char, limit: usize) -> Option<usize> 
 pub(crate) struct Meta {
     pub(crate) version: u64,
     pub(crate) state: Presence,
+}
+
+/// Who waits at the replica for room.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Waiting {
+    /// On the scale of [`Part::version`].
+    pub(crate) version: u64,
+    pub(crate) queue: QueueRow,
 }
 
 /// How a replica stands in the cluster.

@@ -28,7 +28,35 @@ pub struct Pulse {
     pub speed: Vec<SpeedRow>,
     /// The endpoints that it has ejected, as hints to the others.
     pub ejected: Vec<EndpointId>,
+    /// Who waits at it for room.
+    pub queue: QueueRow,
 }
+
+/// One replica's own queue. All zero while nothing waits anywhere.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueRow {
+    /// Requests that wait, by class, the high one first.
+    pub requests: [u32; 3],
+    /// Requests that it has in flight at endpoints.
+    pub running: u32,
+    /// How many of those each session has, by a hash of the session, at most [`HELD_MAX`] that have most.
+    pub held: Vec<(u16, u32)>,
+}
+
+impl QueueRow {
+    /// Requests of all classes that wait.
+    pub fn len(&self) -> u32 {
+        self.requests.iter().copied().fold(0, u32::saturating_add)
+    }
+
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Sessions in a [`QueueRow`]. 128: with more than these in flight nobody's fair share is much above one.
+pub const HELD_MAX: usize = 128;
 
 /// One replica's own work at one endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

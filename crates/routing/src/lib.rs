@@ -12,6 +12,7 @@ mod ids;
 mod news;
 mod time;
 
+pub mod admission;
 pub mod affinity;
 pub mod candidates;
 pub mod cost;

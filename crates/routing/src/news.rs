@@ -1,4 +1,5 @@
-//! A bell: rung whenever there is something that other replicas would want to know at once.
+//! A bell: rung whenever there is something that other replicas would want to know at once, or those that wait
+//! for room.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -7,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 #[derive(Clone, Default)]
 pub(crate) struct News {
     listener: Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>,
+    waiter: Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>,
 }
 
 impl News {
@@ -16,9 +18,22 @@ impl News {
         let _ = self.listener.set(Box::new(listener));
     }
 
+    /// Calls `waiter` at every ring, and whenever others' loads change; likewise.
+    pub(crate) fn wait(&self, waiter: impl Fn() + Send + Sync + 'static) {
+        let _ = self.waiter.set(Box::new(waiter));
+    }
+
     pub(crate) fn ring(&self) {
         if let Some(listener) = self.listener.get() {
             listener();
+        }
+        self.ring_here();
+    }
+
+    /// There is nothing to tell others, but there may be room.
+    pub(crate) fn ring_here(&self) {
+        if let Some(waiter) = self.waiter.get() {
+            waiter();
         }
     }
 }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::Moment;
+use crate::admission::Held;
 use crate::endpoint::Endpoint;
 
 /// Where the count of running requests begins in the packed charge; below it are the prefill tokens.
@@ -234,6 +235,8 @@ impl Charges {
 pub struct Reservation {
     endpoint: Arc<Endpoint>,
     charge: Arc<Charge>,
+    /// What the request's session holds by it.
+    held: Option<Held>,
 }
 
 impl Reservation {
@@ -251,12 +254,17 @@ impl Reservation {
     }
 
     fn charged(endpoint: &Arc<Endpoint>, size: ChargeSize) -> Self {
-        Self { endpoint: Arc::clone(endpoint), charge: endpoint.charges().keep(size) }
+        Self { endpoint: Arc::clone(endpoint), charge: endpoint.charges().keep(size), held: None }
     }
 
     /// The endpoint that is charged.
     pub fn endpoint(&self) -> &Arc<Endpoint> {
         &self.endpoint
+    }
+
+    /// Counts it as one of its session's requests in flight for as long as it is kept.
+    pub(crate) fn hold(&mut self, held: Held) {
+        self.held = Some(held);
     }
 
     /// The prompt is computed: what it weighed as prefill it now weighs as decode. Later calls do nothing.
@@ -269,6 +277,7 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.endpoint.charges().release(&self.charge);
+        self.held = None;
         self.endpoint.news().ring();
     }
 }

@@ -8,6 +8,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::admission::AdmissionSettings;
 use crate::affinity::AffinityName;
 use crate::endpoint::BreakerConfig;
 use crate::endpoint_filter::{FilterName, FilterTables};
@@ -112,6 +113,8 @@ pub struct Settings {
     pub index_bytes_max: usize,
     /// Sessions remembered. Default 100,000; the oldest leave.
     pub session_table_max: usize,
+    /// Who waits when every endpoint is busy, and for how long.
+    pub admission: AdmissionSettings,
     /// Ledger records that wait to be told. Default 65,536: a few seconds of the heaviest load; beyond it
     /// the oldest are not told and others learn of them by a snapshot.
     pub ledger_queue_max: usize,
@@ -171,6 +174,7 @@ impl Default for Settings {
             breaker: BreakerConfig::default(),
             index_bytes_max: 256 << 20,
             session_table_max: 100_000,
+            admission: AdmissionSettings::default(),
             ledger_queue_max: 65_536,
         }
     }
@@ -181,6 +185,9 @@ pub const TARGET_MS_MIN: f64 = 0.1;
 
 /// The smallest index that is worth having, in bytes.
 pub const INDEX_BYTES_MIN: usize = 1 << 20;
+
+/// The longest queue that can be set: going through it takes a millisecond.
+pub const QUEUE_REQUESTS_MAX: u64 = 16_384;
 
 impl Settings {
     /// The rules by which requests are read under the chosen policy. One index serves all policies, so its
@@ -222,6 +229,12 @@ impl Settings {
         }
         range("limits.index_bytes_max", self.index_bytes_max as f64, INDEX_BYTES_MIN as f64, 1e12);
         range("limits.session_table_max", self.session_table_max as f64, 1.0, 1e8);
+        range(
+            "queue_requests_max",
+            f64::from(self.admission.queue_requests_max),
+            0.0,
+            QUEUE_REQUESTS_MAX as f64,
+        );
         range("limits.ledger_queue_max", self.ledger_queue_max as f64, 1.0, 1e7);
         for (key, policy) in [("prefill_policy", self.prefill_policy), ("decode_policy", self.decode_policy)]
         {

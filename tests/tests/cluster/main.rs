@@ -10,3 +10,4 @@ mod joining;
 mod load;
 mod pairs;
 mod policies;
+mod queue;

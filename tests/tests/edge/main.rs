@@ -14,6 +14,7 @@ mod leaks;
 mod metrics;
 mod pairs;
 mod quality;
+mod queue;
 mod reload;
 mod retries;
 mod rig;

@@ -89,6 +89,8 @@ pub(super) struct Shared {
     machine: RefCell<Lifecycle>,
     charge: RefCell<Option<Reservation>>,
     footing: Cell<Option<Footing>>,
+    /// When the leg whose reply the client gets was sent.
+    sent: Cell<Option<Moment>>,
     endpoint: RefCell<Option<Arc<Endpoint>>>,
     /// While the request is split.
     prefill: RefCell<Option<Prefill>>,
@@ -121,6 +123,7 @@ impl Shared {
             machine: RefCell::new(machine),
             charge: RefCell::default(),
             footing: Cell::new(None),
+            sent: Cell::new(None),
             endpoint: RefCell::default(),
             prefill: RefCell::default(),
             account: RefCell::default(),
@@ -252,6 +255,7 @@ impl Shared {
                 if let Some(prefill) = self.prefill.borrow().as_ref() {
                     prefill.staged.taken();
                 }
+                self.tell_first_byte(endpoint, at);
             }
             Effect::Withdraw { endpoint } => {
                 let prefill = self.prefill.borrow().as_ref().map(|prefill| prefill.footing);
@@ -284,6 +288,14 @@ impl Shared {
                 self.row.set_fared(fared);
                 self.inner.forget(self.key, &self.row, at);
             }
+        }
+    }
+
+    /// Tells how long a stream's first byte took from `endpoint`.
+    fn tell_first_byte(&self, endpoint: EndpointId, at: Moment) {
+        let footing = self.footing.get().filter(|footing| footing.endpoint == endpoint && self.shape.stream);
+        if let (Some(footing), Some(sent)) = (footing, self.sent.take()) {
+            self.inner.port.first_byte(&footing, at.millis_since(sent));
         }
     }
 
@@ -354,6 +366,11 @@ impl LifecycleHandle {
         &self.shared.shape
     }
 
+    /// When it arrived.
+    pub fn arrived(&self) -> Moment {
+        self.shared.row.arrived()
+    }
+
     /// The endpoint that it was sent to last.
     pub fn endpoint(&self) -> Option<EndpointId> {
         self.shared.endpoint.borrow().as_ref().map(|endpoint| endpoint.id)
@@ -373,6 +390,11 @@ impl LifecycleHandle {
     /// answers.
     pub fn add_tried(&self, to: &mut impl Extend<EndpointId>) {
         to.extend(self.shared.machine.borrow().tried().iter().copied());
+    }
+
+    /// No endpoint has room: it waits for its turn.
+    pub fn queued(&self) {
+        self.tell(Event::Queued);
     }
 
     /// A leg was sent to `endpoint`; the charge for it is kept until the leg is over.
@@ -443,6 +465,7 @@ impl LifecycleHandle {
     /// Keeps the charge of the leg whose reply the client gets.
     fn take_seat(&self, endpoint: &Arc<Endpoint>, charge: Reservation, footing: Footing) {
         self.shared.footing.set(Some(footing));
+        self.shared.sent.set(Some(self.shared.inner.port.now()));
         *self.shared.charge.borrow_mut() = Some(charge);
         *self.shared.endpoint.borrow_mut() = Some(Arc::clone(endpoint));
     }

@@ -32,6 +32,9 @@ impl LifecyclePort for FakePort {
     fn withdraw(&self, shape: &RequestShape, footing: &Footing) {
         self.router.withdraw(shape, footing);
     }
+    fn first_byte(&self, footing: &Footing, took_ms: f64) {
+        self.router.first_byte(footing, took_ms, self.now.get());
+    }
     fn leg_over(&self, _: &RequestShape, _: EndpointId, _: &Account, finished: bool) {
         self.legs_over.borrow_mut().push(finished);
     }

@@ -30,6 +30,8 @@ pub trait LifecyclePort {
     fn now(&self) -> Moment;
     /// Tells an endpoint's breaker.
     fn report(&self, endpoint: EndpointId, signal: Signal);
+    /// Hears that the first byte of a stream has come, so long after it was sent there.
+    fn first_byte(&self, footing: &Footing, took_ms: f64);
     /// Takes a request's placement back.
     fn withdraw(&self, shape: &RequestShape, footing: &Footing);
     /// Hears that the request is over at this endpoint; called once for each that it was sent to. `finished`

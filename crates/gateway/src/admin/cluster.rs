@@ -16,8 +16,17 @@ pub(super) struct ClusterShown {
     missing: Vec<Missing>,
     policy: &'static str,
     in_flight: usize,
+    queue: QueueShown,
     replicas: Vec<ReplicaShown>,
     endpoints: Vec<EndpointShown>,
+}
+
+/// Requests that wait for room.
+#[derive(Debug, Serialize)]
+struct QueueShown {
+    requests: usize,
+    bytes: u64,
+    requests_elsewhere: u32,
 }
 
 #[derive(Debug, Serialize)]
@@ -78,6 +87,11 @@ pub(super) fn cluster(state: &GatewayState) -> ClusterShown {
         missing,
         policy: state.router.settings().policy.as_str(),
         in_flight: state.lifecycles.table().in_flight(),
+        queue: {
+            let queue = state.router.queue_stats();
+            let requests_elsewhere = state.router.queued_elsewhere();
+            QueueShown { requests: queue.requests, bytes: queue.bytes, requests_elsewhere }
+        },
         replicas: replicas.collect(),
         endpoints: endpoints(state),
     }

@@ -17,6 +17,8 @@ pub(super) struct Explained {
     chosen: Option<String>,
     prefill: Option<String>,
     reason: &'static str,
+    /// Whether it would have to wait for room first.
+    waits: bool,
     candidates: Vec<CandidateShown>,
     reverted: Vec<&'static str>,
     /// Where endpoints have roles.
@@ -84,7 +86,9 @@ pub(super) fn explain(
     let route = route_of(request.query_string())?;
     let shape = RequestShape::read(route, &Headers(request.headers()), body, &state.router.rules())?;
     let mut rng = Rng::from_rng(&mut rand::rng());
-    let decision = state.router.explain(&shape, state.clock.now(), &mut rng)?;
+    let now = state.clock.now();
+    let decision = state.router.explain(&shape, now, &mut rng)?;
+    let waits = state.router.would_wait(&shape, now, &mut rng);
     let view = state.router.view();
     let label = |id| view.get(id).map(|endpoint| endpoint.spec.label());
     let shown = |candidates: &[CandidateCost]| -> Vec<CandidateShown> {
@@ -104,6 +108,7 @@ pub(super) fn explain(
         chosen: label(decision.chosen),
         prefill: decision.prefill().and_then(label),
         reason: decision.reason.as_str(),
+        waits,
         candidates: shown(&decision.candidates),
         reverted: decision.reverted.to_vec(),
         split: decision.split.as_deref().map(SplitShown::from),

@@ -11,13 +11,15 @@ use actix_web::http::{ConnectionType, Method, Version};
 use actors::lifecycle::{LifecycleHandle, Order};
 use routing::endpoint::Endpoint;
 use routing::lifecycle::GiveUp;
+use routing::request::Route;
 use routing::retry::LegFailure;
-use routing::{Chosen, Decision, EndpointId};
+use routing::{Chosen, Decision, EndpointId, Refusal};
 use smallvec::SmallVec;
 
 use super::attempt::{Begun, Envelope, Outbound, Unserved, attempt};
 use super::kept::Kept;
 use super::leg::Reader;
+use super::queue::{Admitted, Waiting};
 use super::relay::{Relay, close};
 use super::split::Pair;
 use crate::connector;
@@ -27,6 +29,14 @@ use crate::worker::Worker;
 
 /// Endpoints that a request must not go to.
 pub(crate) type Shunned = SmallVec<[EndpointId; 3]>;
+
+/// Why a request was sent nowhere.
+enum Unplaced {
+    /// No endpoint can be chosen for it.
+    Refused(Refusal),
+    /// The lifecycle has ended it while it waited.
+    Ordered(Order),
+}
 
 /// One request on its way through.
 pub(crate) struct Driver {
@@ -66,9 +76,18 @@ impl Driver {
     /// Sees the request through, up to a response whose body may still be coming.
     pub(crate) async fn run(mut self) -> HttpResponse {
         let mut refusal = None;
+        // What is tried elsewhere has had its turn.
+        let mut newcomer = self.shunned == 0 && self.handle.shape().route != Route::Other;
         loop {
-            let order = match self.worker.choose(self.handle.shape(), &self.tried, self.handle.id()) {
-                Err(refused) => {
+            let chosen = if std::mem::take(&mut newcomer) {
+                self.admit().await
+            } else {
+                let chosen = self.worker.choose(self.handle.shape(), &self.tried, self.handle.id());
+                chosen.map_err(Unplaced::Refused)
+            };
+            let order = match chosen {
+                Err(Unplaced::Ordered(order)) => order,
+                Err(Unplaced::Refused(refused)) => {
                     let error = EdgeError::from(refused);
                     self.handle.note(|account| account.status = error.status.as_u16());
                     refusal = Some(error);
@@ -91,6 +110,26 @@ impl Driver {
             let Some(response) = self.obey(order, refusal.take()).await else { continue };
             return response;
         }
+    }
+
+    /// Has an endpoint chosen for the request, or waits for one.
+    async fn admit(&self) -> Result<Chosen, Unplaced> {
+        let bytes = match &self.outbound {
+            Outbound::Whole(body) => body.len() as u64,
+            Outbound::Streamed(_) => 0,
+        };
+        match self.worker.admit(&self.handle, bytes).map_err(Unplaced::Refused)? {
+            Admitted::Chosen(chosen) => Ok(*chosen),
+            Admitted::Shed(refusal) => Err(Unplaced::Refused(refusal)),
+            // Kept apart, so that requests which do not wait don't have to make room for it.
+            Admitted::Waits(waiting) => Box::pin(self.wait(waiting)).await,
+        }
+    }
+
+    async fn wait(&self, mut waiting: Waiting) -> Result<Chosen, Unplaced> {
+        self.handle.queued();
+        let fate = unless_ordered(&self.handle, waiting.fate()).await.map_err(Unplaced::Ordered)?;
+        self.worker.called(&self.handle, fate).map_err(Unplaced::Refused)
     }
 
     /// Tells the lifecycle of a failed leg; the order that follows.

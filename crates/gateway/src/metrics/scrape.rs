@@ -59,6 +59,10 @@ impl Metrics {
         raise(&self.sessions_evicted, stats.sessions_evicted);
         self.admin_facts.set(signed(stats.admin_facts));
         raise(&self.admin_facts_refused, stats.admin_facts_refused);
+        let queue = router.queue_stats();
+        self.queue_requests.set(signed(queue.requests));
+        self.queue_bytes.set(i64::try_from(queue.bytes).unwrap_or(i64::MAX));
+        self.queue_requests_elsewhere.set(i64::from(router.queued_elsewhere()));
         raise(&self.ledger_dropped, stats.ledger_overflow);
         self.kv_staged_heard.set(signed(stats.staged_heard));
         raise(&self.kv_staged_untold, stats.staged_untold);

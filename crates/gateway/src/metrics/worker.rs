@@ -4,6 +4,7 @@ use std::cell::RefCell;
 
 use hashbrown::HashMap;
 use prometheus::{Histogram, IntCounter};
+use routing::admission::Shed;
 use routing::decision::SplitReason;
 use routing::endpoint::Role;
 use routing::lifecycle::{Outcome, Verdict};
@@ -87,6 +88,16 @@ impl WorkerMetrics {
         for filter in reverted {
             self.metrics.filter_reverted.with_label_values(&[filter]).inc();
         }
+    }
+
+    /// A request that had waited is sent.
+    pub(crate) fn queue_admitted(&self, priority: Priority) {
+        self.metrics.queue_admitted.with_label_values(&[priority.as_str()]).inc();
+    }
+
+    /// A request is refused for want of room.
+    pub(crate) fn queue_shed(&self, reason: Shed, priority: Priority) {
+        self.metrics.queue_shed.with_label_values(&[reason.as_str(), priority.as_str()]).inc();
     }
 
     /// A leg of a split request failed.

@@ -3,12 +3,12 @@
 use proptest::prelude::*;
 use routing::endpoint::EndpointSpec;
 use routing::facts::{
-    AdminFact, AdminOperation, LedgerRecord, LoadRow, ObservedRow, SpeedRow, StagedPush, StagedRow,
+    AdminFact, AdminOperation, LedgerRecord, LoadRow, ObservedRow, QueueRow, SpeedRow, StagedPush, StagedRow,
 };
 use routing::{BlockHash, EndpointId, ReplicaId, SessionKey};
 
 use super::*;
-use crate::wire::{Head, Meta, Part, Presence, PullReply, PullRequest, Push, Run, Staged, Wanted};
+use crate::wire::{Head, Meta, Part, Presence, PullReply, PullRequest, Push, Run, Staged, Waiting, Wanted};
 
 fn golden<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(value: &T, hex: &str) {
     let bytes = encode(value).expect("it is small");
@@ -33,6 +33,8 @@ fn place(blocks: &[u64]) -> LedgerRecord {
 fn values_on_the_boards() {
     let state = Presence { ready: true, draining: false, goodbye: true };
     golden(&Meta { version: 500, state }, "01fbf401010001");
+    let queue = QueueRow { requests: [0, 300, 7], running: 12, held: vec![(65_535, 3), (7, 1)] };
+    golden(&Waiting { version: 500, queue }, "01fbf40100fb2c01070c02fbffff030701");
     golden(&Head { sequence: 7, digest: u64::MAX }, "0107fdffffffffffffffff");
     let part = Part {
         version: 1,

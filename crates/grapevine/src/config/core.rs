@@ -64,6 +64,11 @@ pub(super) fn settings(values: &Values, checked: &Checked<'_>, faults: &mut Vec<
     }
     settings.rules.session_headers =
         values.all("session_header").iter().map(|name| name.to_ascii_lowercase()).collect();
+    let admission = &mut settings.admission;
+    admission.running_max = checked.get("running_max").unwrap_or(admission.running_max);
+    admission.queue_requests_max = checked.get("queue_requests_max").unwrap_or(admission.queue_requests_max);
+    admission.queue_bytes_max = checked.get("queue_bytes_max").unwrap_or(admission.queue_bytes_max);
+    admission.queue_wait_max = checked.millis("queue_wait_ms_max").unwrap_or(admission.queue_wait_max);
     if let Some(bytes) = checked.get("index_bytes_max") {
         settings.index_bytes_max = bytes;
     }

@@ -7,7 +7,7 @@ use routing::endpoint_filter::FilterName;
 use routing::policy::PolicyName;
 use routing::request::TARGET_MS_MAX;
 use routing::retry::TRIES_MAX;
-use routing::settings::TARGET_MS_MIN;
+use routing::settings::{QUEUE_REQUESTS_MAX, TARGET_MS_MIN};
 use tracing_subscriber::EnvFilter;
 
 /// What a key's value can be.
@@ -298,6 +298,25 @@ pub const KEYS: &[Key] = &[
         "3",
         "endpoints that one request may be sent to before its first byte",
     )),
+    live(key(
+        "running_max",
+        Integer(0, 1_000_000),
+        "0",
+        "requests that may run at one endpoint through all replicas; 0: how much it can take is learned",
+    )),
+    live(key(
+        "queue_requests_max",
+        Integer(0, QUEUE_REQUESTS_MAX),
+        "1024",
+        "requests that may wait when every endpoint is busy, beyond which 429; 0: none waits, all are sent but for those beyond running_max",
+    )),
+    live(key(
+        "queue_bytes_max",
+        Integer(0, 1 << 40),
+        "268435456",
+        "bytes of the bodies of those that wait; beyond it 429",
+    )),
+    live(key("queue_wait_ms_max", Integer(1, DAY_MS), "10000", "how long a request may wait; then 429")),
     key("index_bytes_max", Integer(1 << 20, 1 << 40), "268435456", "memory of the prefix index"),
     live(key("session_table_max", Integer(16, 100_000_000), "100000", "sessions remembered")),
     key("session_actors_max", Integer(0, 1_000_000), "10000", "sessions with an actor of their own"),

@@ -21,6 +21,7 @@ pub(crate) use retention::Retention;
 pub use spec::{CONNECTOR_DEFAULT, EndpointSpec, Role, SpecError};
 pub use standing::{Cause, Drained, Standing, Usable};
 
+use crate::admission::QueuePace;
 use crate::facts::{LoadRow, ObservedRow};
 use crate::news::News;
 use crate::prefix::Slot;
@@ -77,6 +78,7 @@ struct State {
     placed: placed::PlacedTokens,
     observation: observed::Observation,
     retention: Retention,
+    queue_pace: QueuePace,
     /// How many prompts were done when the engine was last looked at, and since when it is at the first of those left.
     head: Mutex<(u32, Moment)>,
     breaker: Mutex<Breaker>,
@@ -114,6 +116,7 @@ impl Endpoint {
                 placed: placed::PlacedTokens::default(),
                 observation: observed::Observation::default(),
                 retention: Retention::default(),
+                queue_pace: QueuePace::default(),
                 head: Mutex::default(),
                 breaker: Mutex::new(Breaker::new(breaker, now)),
                 usable: AtomicU8::new(0),
@@ -201,6 +204,11 @@ impl Endpoint {
     /// How long its engine keeps what is not asked for.
     pub(crate) fn retention(&self) -> &Retention {
         &self.state.retention
+    }
+
+    /// How its own queue moves.
+    pub(crate) fn queue_pace(&self) -> &QueuePace {
+        &self.state.queue_pace
     }
 
     /// This replica's own row.

@@ -1,6 +1,6 @@
 //! What an engine says of itself, dated: fresh, stale and absent are three different things.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -48,11 +48,17 @@ pub(super) struct Observation {
     at: AtomicU64,
     /// Waiting, unexplained waiting and KV ratio, packed.
     packed: AtomicU64,
+    running: AtomicU32,
 }
 
 impl Default for Observation {
     fn default() -> Self {
-        Self { last: Mutex::new(None), at: AtomicU64::new(u64::MAX), packed: AtomicU64::new(0) }
+        Self {
+            last: Mutex::new(None),
+            at: AtomicU64::new(u64::MAX),
+            packed: AtomicU64::new(0),
+            running: AtomicU32::new(0),
+        }
     }
 }
 
@@ -66,6 +72,8 @@ const RATIO_SCALE: f32 = 65_000.0;
 pub struct Glance {
     /// Requests waiting in the engine; `None` when absent or stale.
     pub waiting: Option<u32>,
+    /// Requests running in the engine; likewise.
+    pub running: Option<u32>,
     /// Requests waiting that no row explains, weighed by freshness.
     pub waiting_unexplained: f64,
     /// KV blocks in use, 0 to 1; `None` when absent or stale.
@@ -102,6 +110,7 @@ impl Observation {
         let packed =
             count(seen.waiting) | count(seen.waiting_unexplained) << COUNT_BITS | ratio << (2 * COUNT_BITS);
         self.packed.store(packed, Ordering::Release);
+        self.running.store(seen.running, Ordering::Release);
         self.at.store(at.micros(), Ordering::Release);
         (known_epoch != 0 && seen.engine_epoch != known_epoch).then_some(seen.engine_epoch)
     }
@@ -123,6 +132,7 @@ impl Observation {
         let ratio = packed >> (2 * COUNT_BITS);
         Glance {
             waiting: Some((packed & COUNT_MASK) as u32),
+            running: Some(self.running.load(Ordering::Acquire)),
             waiting_unexplained: ((packed >> COUNT_BITS) & COUNT_MASK) as f64 * weight,
             kv_ratio: (ratio != RATIO_ABSENT).then(|| ratio as f32 / RATIO_SCALE),
             weight,

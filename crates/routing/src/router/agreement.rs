@@ -61,6 +61,7 @@ impl Router {
             shape: &RequestShape::of_sample(sample),
             tried: &[],
             charged: Some((sample.chosen, sample.uncached_tokens)),
+            gate: None,
         };
         // Policies that replicas agree on draw no lots.
         let Ok(decision) = self.decide(&asked, now, &mut Rng::seed_from_u64(0)) else { return };

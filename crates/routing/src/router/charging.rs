@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::Router;
 use super::choosing::{Decided, Ground, model_key};
+use crate::admission::Held;
 use crate::affinity::Pin;
 use crate::candidates::Candidate;
 use crate::cost::Cost;
@@ -93,6 +94,8 @@ impl Router {
             self.note_session(shape, &leg.endpoint, decision.prefill(), now);
             self.news.ring();
             let DecidedLeg { endpoint, footing, .. } = leg;
+            let mut reservation = reservation;
+            reservation.hold(Held::new(&self.holdings, shape.session));
             return Ok(Chosen { decision, endpoint, reservation, footing, prefill });
         }
     }

@@ -7,6 +7,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::charging::DecidedLeg;
 use super::{Active, Rng, Router};
+use crate::admission::Gate;
 use crate::candidates::{Candidate, Candidates, Scope, Serving};
 use crate::cost::{Cost, Costs, weigh};
 use crate::decision::{CandidateCost, Chosen, Decision, Part, Refusal};
@@ -43,6 +44,8 @@ pub(super) struct Asked<'a> {
     pub(super) tried: &'a [EndpointId],
     /// Where the request itself is charged already, and with how many prompt tokens.
     pub(super) charged: Option<(EndpointId, u32)>,
+    /// What an endpoint must have for it, if it is to wait where none has.
+    pub(super) gate: Option<Gate<'a>>,
 }
 
 /// What a decision came to, before anything is charged.
@@ -86,7 +89,7 @@ impl Router {
         now: Moment,
         rng: &mut Rng,
     ) -> Result<Chosen, Refusal> {
-        self.charge(shape, now, || self.decide(&Asked { shape, tried, charged: None }, now, rng))
+        self.charge(shape, now, || self.decide(&Asked { shape, tried, charged: None, gate: None }, now, rng))
     }
 
     /// Chooses another endpoint for the decode leg of a split request whose prompt `prefill` has computed, among
@@ -102,7 +105,7 @@ impl Router {
         now: Moment,
         rng: &mut Rng,
     ) -> Result<Chosen, Refusal> {
-        let asked = Asked { shape, tried, charged: None };
+        let asked = Asked { shape, tried, charged: None, gate: None };
         self.charge(shape, now, || {
             SCRATCH.with_borrow_mut(|scratch| self.decide_decode_again(scratch, &asked, prefill, now, rng))
         })
@@ -129,7 +132,8 @@ impl Router {
     /// # Errors
     /// Why no endpoint can be chosen.
     pub fn explain(&self, shape: &RequestShape, now: Moment, rng: &mut Rng) -> Result<Decision, Refusal> {
-        self.decide(&Asked { shape, tried: &[], charged: None }, now, rng).map(|decided| decided.decision)
+        let asked = Asked { shape, tried: &[], charged: None, gate: None };
+        self.decide(&asked, now, rng).map(|decided| decided.decision)
     }
 
     pub(super) fn decide(&self, asked: &Asked<'_>, now: Moment, rng: &mut Rng) -> Result<Decided, Refusal> {
@@ -159,7 +163,10 @@ impl Router {
         self.look_up(scratch, shape);
         self.get_to_know(&mut candidates, scratch, &ground);
         let reverted = plan.filter(&mut candidates, &view, shape);
-        let costs = self.weigh(&candidates, &ground);
+        let mut costs = self.weigh(&candidates, &ground);
+        if let Some(gate) = &asked.gate {
+            (candidates, costs) = gate.narrow(candidates, costs, now)?;
+        }
         let (at, reason) = plan.pick(&ground.scene(&candidates, &costs, scratch), rng);
         Ok(Decided {
             decision: Decision {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::{EndpointChanges, Router};
 use crate::endpoint::{OBSERVED_STALE, Signal, Standing};
-use crate::facts::{LoadPush, LoadRow, ObservedRow, Pulse, SpeedRow};
+use crate::facts::{LoadPush, LoadRow, ObservedRow, Pulse, QueueRow, SpeedRow};
 use crate::liveness::REPLICAS_MAX;
 use crate::view::View;
 use crate::{EndpointId, Moment, ReplicaId};
@@ -40,6 +40,12 @@ impl Origins {
         self.0.len()
     }
 
+    /// The queues of the replicas that live.
+    pub(super) fn queues(&self) -> impl Iterator<Item = (&ReplicaId, &QueueRow)> {
+        let live = self.0.iter().filter(|(_, origin)| origin.life == Life::Live);
+        live.map(|(replica, origin)| (replica, &origin.queue))
+    }
+
     /// What was heard of `from`. When there is no room for one more, one that carries nothing makes room;
     /// `None` if all do.
     fn of(&mut self, from: &ReplicaId) -> Option<&mut Origin> {
@@ -61,6 +67,7 @@ struct Origin {
     rows: BTreeMap<EndpointId, (LoadRow, u64)>,
     ejected: Vec<EndpointId>,
     speed: Vec<SpeedRow>,
+    queue: QueueRow,
     life: Life,
 }
 
@@ -140,6 +147,7 @@ impl Router {
                 .flat_map(|origin| origin.speed.iter().copied()),
         );
         self.apply_speeds(&rows);
+        pulse.queue = self.queue_row();
         pulse
     }
 
@@ -226,7 +234,10 @@ impl Router {
         }
         origin.ejected.clone_from(&pulse.ejected);
         origin.speed.clone_from(&pulse.speed);
+        origin.queue.clone_from(&pulse.queue);
+        self.hear_queues(&origins);
         drop(origins);
+        self.news.ring_here();
         for row in &pulse.observed {
             self.take_observation(row, now, &mut merged);
         }
@@ -255,6 +266,8 @@ impl Router {
         for row in &push.rows {
             merged.ignored += usize::from(!origin.take_row(from, *row, push.version, &view, now));
         }
+        drop(origins);
+        self.news.ring_here();
         merged
     }
 
@@ -268,8 +281,10 @@ impl Router {
             origin.rows.clear();
             origin.ejected.clear();
             origin.speed.clear();
+            origin.queue = QueueRow::default();
             origin.life = Life::Gone;
         }
+        self.hear_queues(&origins);
         for endpoint in &self.view().endpoints {
             endpoint.remove_row(replica);
         }

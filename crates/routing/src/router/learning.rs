@@ -135,6 +135,19 @@ impl Router {
         }
     }
 
+    /// A stream's first byte has come, `took_ms` after it was sent: learns how the endpoint's own queue moves. That is
+    /// told at once, and not at the stream's end, because it says who has to wait.
+    pub fn first_byte(&self, footing: &Footing, took_ms: f64, now: Moment) {
+        if footing.part == Part::Decode {
+            return;
+        }
+        let view = self.view.load();
+        let Some(endpoint) = view.get(footing.endpoint) else { return };
+        let own_us = footing.uncached_tokens as f32 * endpoint.speed().prefill_us_per_token;
+        let own_ms = f64::from(own_us) / 1_000.0;
+        endpoint.queue_pace().learn(took_ms, own_ms, footing.uncached_tokens, footing.ahead_tokens, now);
+    }
+
     /// What this replica has learned of speeds, to be told.
     pub(super) fn speed_rows(&self, now: Moment) -> Vec<SpeedRow> {
         let view = self.view();

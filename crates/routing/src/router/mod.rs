@@ -3,6 +3,7 @@
 //! All methods take `&self`; what many threads share is in atomics, in values that are replaced whole, or
 //! behind short locks. Time and randomness come in as arguments.
 
+mod admitting;
 mod agreement;
 mod charging;
 mod choosing;
@@ -21,11 +22,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
+pub use admitting::{Admission, Applicant, Call, Fate, QueueStats};
 pub use endpoints::{AdminFactsFull, EndpointChanges, ModelEntry};
 pub use facts::Merged;
 pub use learning::Measurement;
 
 use crate::ReplicaId;
+use crate::admission::{Holdings, Mix};
 use crate::decision::Part;
 use crate::facts::LedgerRecord;
 use crate::heard::Heard;
@@ -63,6 +66,9 @@ pub struct Router {
     estates: Mutex<Estates>,
     outgoing: Mutex<Outgoing>,
     news: News,
+    line: admitting::Line,
+    holdings: Arc<Holdings>,
+    mix: Mix,
     version: AtomicU64,
     ready: AtomicBool,
     draining: AtomicBool,
@@ -167,6 +173,9 @@ impl Router {
             estates: Mutex::default(),
             outgoing: Mutex::default(),
             news: News::default(),
+            line: admitting::Line::default(),
+            holdings: Arc::default(),
+            mix: Mix::default(),
             version: AtomicU64::new(0),
             ready: AtomicBool::new(false),
             draining: AtomicBool::new(false),

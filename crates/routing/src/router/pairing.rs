@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 
 use super::choosing::{Asked, Decided, Ground, Scratch, told};
 use super::{Rng, Router};
+use crate::admission::NO_ROOM;
 use crate::candidates::{Scope, Serving};
 use crate::decision::{Decision, Part, PrefillChoice, Reason, Refusal, SplitDecision, SplitReason};
 use crate::pd::{Choosing, Pair, Pairs, PdPlan, Pools, Side, Sides, Tariff, Ways};
@@ -29,7 +30,13 @@ impl Router {
         self.get_to_know(&mut sides.whole, scratch, ground);
         let reverted = plan.decode.filter(&mut sides.whole, ground.view, shape);
         let tariff = self.tariff(ground);
-        let weighed = self.weigh(&sides.whole, ground);
+        let mut weighed = self.weigh(&sides.whole, ground);
+        let gate = ground.asked.gate.as_ref();
+        if let Some(gate) = gate {
+            let narrowed = gate.below_max(std::mem::take(&mut sides.whole), weighed);
+            (sides.whole, weighed) = narrowed.ok_or(NO_ROOM)?;
+        }
+        let whole_open = gate.is_none_or(|gate| gate.any_open(&sides.whole, &weighed, ground.now));
         let whole_costs = tariff.whole(&sides.whole, &weighed);
         let whole_scene = ground.scene(&sides.whole, &whole_costs, scratch);
         let able = sides.able_alone();
@@ -59,21 +66,33 @@ impl Router {
                 prefill: None,
             })
         };
+        let whole_if_open = |reason| {
+            if whole_open || splits_only { whole(unsplit(plan, reason)) } else { Err(NO_ROOM) }
+        };
         if let Err(reason) = sides.may_split(shape, mode) {
-            return whole(unsplit(plan, reason));
+            return whole_if_open(reason);
         }
         if mode == SplitMode::Auto && alone_cost.uncached_tokens < plan.settings.split_tokens_min {
             let prompt_tokens = alone_cost.uncached_tokens.saturating_add(alone_cost.warm_tokens);
             let short = prompt_tokens < plan.settings.split_tokens_min;
-            return whole(unsplit(plan, if short { SplitReason::Short } else { SplitReason::Warm }));
+            return whole_if_open(if short { SplitReason::Short } else { SplitReason::Warm });
         }
         let mut candidates = match sides.prefill(shape, scope, mode, ground.now) {
             Ok(candidates) => candidates,
-            Err(reason) => return whole(unsplit(plan, reason)),
+            Err(reason) => return whole_if_open(reason),
         };
         self.get_to_know(&mut candidates, scratch, ground);
         let prefill_reverted = plan.prefill.filter(&mut candidates, ground.view, shape);
-        let prefill_weighed = self.weigh(&candidates, ground);
+        let mut prefill_weighed = self.weigh(&candidates, ground);
+        if let Some(gate) = gate {
+            let below_max = gate.below_max(candidates, prefill_weighed);
+            let Some(narrowed) = below_max else { return whole_if_open(SplitReason::NoPrefillEndpoint) };
+            (candidates, prefill_weighed) = narrowed;
+            let prefill_open = gate.any_open(&candidates, &prefill_weighed, ground.now);
+            if !prefill_open && (mode == SplitMode::Always || !whole_open) {
+                return Err(NO_ROOM);
+            }
+        }
         let prefill =
             Side::new(&candidates, tariff.prefill(&candidates, &prefill_weighed), ground.view, pools);
         let decode = Side::new(&sides.whole, tariff.decode(&sides.whole, &weighed), ground.view, pools);

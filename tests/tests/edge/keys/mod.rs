@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 use grapevine::config::KEYS;
 
-use crate::{actors, admin, drain, pairs, reload};
+use crate::{actors, admin, drain, pairs, queue, reload};
 
 /// Which test fails when a key no longer does anything.
 const SHOWN_BY: &[(&str, fn())] = &[
@@ -52,6 +52,13 @@ const SHOWN_BY: &[(&str, fn())] = &[
     ("total_timeout_ms", limits::each_limit_ends_a_request_and_says_which_it_was),
     ("total_timeout_whole_ms", limits::each_limit_ends_a_request_and_says_which_it_was),
     ("tries_max", limits::a_request_is_tried_as_often_as_allowed),
+    ("running_max", queue::a_request_beyond_running_max_waits_is_shown_and_goes_when_there_is_room),
+    (
+        "queue_requests_max",
+        queue::who_finds_the_queue_full_is_refused_at_once_and_a_higher_class_takes_the_place_of_a_lower,
+    ),
+    ("queue_bytes_max", queue::bodies_that_wait_are_bounded_together),
+    ("queue_wait_ms_max", queue::who_has_waited_for_as_long_as_it_may_is_refused),
     ("index_bytes_max", limits::the_index_stays_within_its_memory),
     (
         "session_table_max",

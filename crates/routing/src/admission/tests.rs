@@ -1,0 +1,320 @@
+//! The queue against its promises: order, fairness, bounds, and that nothing stays behind.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::qoe::ClassTargets;
+use crate::request::{Priority, Slo};
+use crate::{EndpointId, Moment, ReplicaId, SessionKey};
+
+fn at(ms: u64) -> Moment {
+    Moment::from_millis(ms)
+}
+
+fn entry(priority: Priority, arrived_ms: u64) -> Entry {
+    Entry {
+        arrived: at(arrived_ms),
+        priority,
+        slo: Slo::of(priority),
+        output_tokens: 64,
+        service: Service { first_token_ms: 150.0, tpot_ms: 12.0 },
+        session: None,
+        bytes: 100,
+        pool: 0,
+    }
+}
+
+fn of_session(name: &str, arrived_ms: u64) -> Entry {
+    Entry { session: Some(session(name)), ..entry(Priority::Normal, arrived_ms) }
+}
+
+fn session(name: &str) -> SessionKey {
+    SessionKey::of("x-session-id", name.as_bytes())
+}
+
+fn settings() -> AdmissionSettings {
+    AdmissionSettings::default()
+}
+
+/// A queue of these, each joining when it arrives.
+fn queue_of(entries: &[Entry]) -> Queue {
+    let mut queue = Queue::default();
+    for entry in entries {
+        queue.join(*entry, &settings(), entry.arrived).unwrap();
+    }
+    queue
+}
+
+/// Everybody, in the order in which they go if all find room at `now`.
+fn order(mut queue: Queue, now: Moment) -> Vec<Entry> {
+    let holdings = Holdings::default();
+    let mut order = Vec::new();
+    while let Some(ticket) = queue.next(&holdings, &[], now) {
+        order.extend(queue.leave(ticket));
+    }
+    assert!(queue.is_empty());
+    order
+}
+
+#[test]
+fn of_equal_expectations_the_first_to_come_is_the_first_to_go() {
+    let order = order(
+        queue_of(&[entry(Priority::Low, 0), entry(Priority::Low, 5), entry(Priority::Low, 9)]),
+        at(5_000),
+    );
+    assert_eq!(order.iter().map(|entry| entry.arrived).collect::<Vec<_>>(), [at(0), at(5), at(9)]);
+}
+
+#[test]
+fn who_would_lose_more_goes_before_who_came_first() {
+    let entries = [entry(Priority::Low, 0), entry(Priority::Normal, 10), entry(Priority::High, 20)];
+    let classes: Vec<_> = order(queue_of(&entries), at(700)).iter().map(|entry| entry.priority).collect();
+    assert_eq!(classes, [Priority::High, Priority::Normal, Priority::Low]);
+}
+
+#[test]
+fn a_low_request_that_is_late_goes_before_a_high_one_that_has_time() {
+    let with_time =
+        Entry { slo: Slo { ttft_ms: 60_000.0, ..Slo::of(Priority::High) }, ..entry(Priority::High, 3_900) };
+    let classes: Vec<_> = order(queue_of(&[entry(Priority::Low, 0), with_time]), at(4_000))
+        .iter()
+        .map(|entry| entry.priority)
+        .collect();
+    assert_eq!(classes, [Priority::Low, Priority::High]);
+}
+
+#[test]
+fn what_has_lost_all_blocks_nobody_and_is_served_when_there_is_room() {
+    let lost = Entry { output_tokens: 2, ..entry(Priority::High, 0) };
+    let fresh = Entry { output_tokens: 2, ..entry(Priority::High, 59_500) };
+    let low = Entry { output_tokens: 2, ..entry(Priority::Low, 59_000) };
+    let arrived: Vec<_> =
+        order(queue_of(&[lost, low, fresh]), at(60_000)).iter().map(|each| each.arrived).collect();
+    assert_eq!(arrived, [at(59_500), at(59_000), at(0)]);
+}
+
+#[test]
+fn a_session_with_more_than_its_share_lets_the_others_go_first() {
+    let holdings = Arc::new(Holdings::default());
+    let _held: Vec<_> = (0..4).map(|_| Held::new(&holdings, Some(session("greedy")))).collect();
+    let queue = queue_of(&[of_session("greedy", 0), of_session("modest", 10)]);
+    let next = queue.next(&holdings, &[], at(20)).unwrap();
+    let (first, _) = queue.entries().next().unwrap();
+    assert_ne!(next, first, "the greedy one came first and has four of four");
+}
+
+#[test]
+fn a_session_that_is_alone_may_have_everything() {
+    let holdings = Arc::new(Holdings::default());
+    let _held: Vec<_> = (0..40).map(|_| Held::new(&holdings, Some(session("alone")))).collect();
+    assert!(queue_of(&[of_session("alone", 0)]).next(&holdings, &[], at(20)).is_some());
+}
+
+#[test]
+fn what_a_session_has_through_other_replicas_counts() {
+    let holdings = Holdings::default();
+    let greedy = super::holdings::bucket_of(session("greedy"));
+    let queue = queue_of(&[of_session("greedy", 0), of_session("modest", 10)]);
+    let first = |holdings: &Holdings| queue.next(holdings, &[], at(20)).unwrap();
+    let (came_first, _) = queue.entries().next().unwrap();
+    assert_eq!(first(&holdings), came_first);
+    holdings.set_elsewhere(4, [(greedy, 1), (greedy, 3)]);
+    assert_ne!(first(&holdings), came_first);
+}
+
+#[test]
+fn pools_without_room_are_passed_over() {
+    let other = Entry { pool: 7, ..entry(Priority::Low, 5) };
+    let queue = queue_of(&[entry(Priority::High, 0), other]);
+    let next = queue.next(&Holdings::default(), &[0], at(2_000)).unwrap();
+    assert_eq!(queue.pool(next), Some(7));
+    assert_eq!(queue.next(&Holdings::default(), &[0, 7], at(2_000)), None);
+}
+
+#[test]
+fn a_full_queue_refuses_equals_and_lets_the_higher_push_out_the_lowest_and_latest() {
+    let settings = AdmissionSettings { queue_requests_max: 3, ..settings() };
+    let mut queue = Queue::default();
+    let mut join = |entry: Entry| queue.join(entry, &settings, entry.arrived);
+    let (normal, _) = join(entry(Priority::Normal, 0)).unwrap();
+    let (_, _) = join(entry(Priority::Low, 1)).unwrap();
+    let (latest, _) = join(entry(Priority::Low, 2)).unwrap();
+    assert_eq!(join(entry(Priority::Low, 3)), Err(Shed::QueueFull));
+    let (_, pushed_out) = join(entry(Priority::High, 4)).unwrap();
+    assert_eq!(pushed_out, [latest]);
+    join(entry(Priority::High, 5)).unwrap();
+    let (_, pushed_out) = join(entry(Priority::High, 6)).unwrap();
+    assert_eq!(pushed_out, [normal]);
+    assert_eq!(join(entry(Priority::High, 7)), Err(Shed::QueueFull));
+}
+
+#[test]
+fn bodies_have_a_bound_of_their_own() {
+    let settings = AdmissionSettings { queue_bytes_max: 250, ..settings() };
+    let mut queue = Queue::default();
+    queue.join(entry(Priority::Low, 0), &settings, at(0)).unwrap();
+    queue.join(entry(Priority::Low, 1), &settings, at(1)).unwrap();
+    assert_eq!(queue.join(entry(Priority::Low, 2), &settings, at(2)), Err(Shed::QueueBytes));
+    let large = Entry { bytes: 200, ..entry(Priority::High, 3) };
+    assert_eq!(queue.join(large, &settings, at(3)).unwrap().1.len(), 2);
+    assert_eq!(queue.bytes(), 200);
+    let too_large = Entry { bytes: 300, ..entry(Priority::High, 4) };
+    assert_eq!(queue.join(too_large, &settings, at(4)), Err(Shed::QueueBytes));
+    assert_eq!(queue.len(), 1, "nobody is pushed out for one that does not fit");
+}
+
+#[test]
+fn nobody_waits_longer_than_the_limit() {
+    let mut queue = queue_of(&[entry(Priority::High, 0), entry(Priority::Low, 500)]);
+    let limit = Duration::from_secs(1);
+    assert_eq!(queue.next_expiry(limit), Some(at(1_000)));
+    assert_eq!(queue.expire(limit, at(999)).len(), 0);
+    assert_eq!(queue.expire(limit, at(1_000)).len(), 1);
+    assert_eq!(queue.retry_after_ms(at(1_400)), 1_000);
+    assert_eq!(queue.expire(limit, at(1_500)).len(), 1);
+    assert_eq!(queue.next_expiry(limit), None);
+}
+
+#[test]
+fn the_soonest_class_that_comes_decides_when_to_hold_back() {
+    let mix = Mix::default();
+    let targets = ClassTargets::default();
+    assert_eq!(mix.ttft_ms(&targets, at(0)), 2_000.0);
+    mix.seen(Priority::Low, at(0));
+    assert_eq!(mix.ttft_ms(&targets, at(0)), 3_000.0);
+    mix.seen(Priority::High, at(1_000));
+    assert_eq!(mix.ttft_ms(&targets, at(1_000)), 1_000.0);
+    mix.seen(Priority::Low, at(12_000));
+    assert_eq!(mix.ttft_ms(&targets, at(12_000)), 3_000.0);
+}
+
+#[test]
+fn room_goes_to_one_replica_at_a_time_in_proportion_to_what_waits() {
+    let names = ["a", "b", "c"].map(ReplicaId::new);
+    let waiting = [10, 30, 60];
+    let rivals: Vec<_> =
+        names.iter().zip(waiting).map(|(name, count)| Rival::new(name, [0, 0, count])).collect();
+    let mut won = [0_u32; 3];
+    for running in 0..1_000_u32 {
+        let endpoint = EndpointId::of(&format!("http://e{}:80", running % 4), None);
+        let takers: Vec<usize> = (0..3)
+            .filter(|own| {
+                let others = (0..3).filter(|other| other != own).map(|other| rivals[other]).collect();
+                Turn::new(rivals[*own], others, Priority::Low).is_ours(endpoint, running)
+            })
+            .collect();
+        assert_eq!(takers.len(), 1);
+        won[takers[0]] += 1;
+    }
+    for (won, share) in won.into_iter().zip(waiting) {
+        assert!(won.abs_diff(share * 10) < 60, "{won} of 1,000 for {share} in 100 that wait");
+    }
+}
+
+#[test]
+fn the_urgent_have_their_turn_among_the_urgent_alone() {
+    let own = Rival::new(&ReplicaId::new("a"), [1, 0, 0]);
+    let rivals = vec![Rival::new(&ReplicaId::new("b"), [0, 0, 90])];
+    let mut turn = Turn::new(own, rivals, Priority::High);
+    let wins =
+        |turn: &Turn| (0..100).filter(|running| turn.is_ours(EndpointId::from_raw(5), *running)).count();
+    assert_eq!(wins(&turn), 100);
+    turn.set_class(Priority::Low);
+    assert!(wins(&turn) < 10);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Join { class: u32, session: u8, bytes: u64 },
+    Serve,
+    End(usize),
+    Leave(usize),
+    Pass(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (1_u32..4, 0_u8..6, 0_u64..400).prop_map(|(class, session, bytes)| Step::Join { class, session, bytes }),
+        3 => Just(Step::Serve),
+        2 => any::<usize>().prop_map(Step::End),
+        1 => any::<usize>().prop_map(Step::Leave),
+        1 => (0_u64..3_000).prop_map(Step::Pass),
+    ]
+}
+
+proptest! {
+    /// Requests come, are served at eight places, end, leave and expire in any order.
+    #[test]
+    fn whatever_happens_the_bounds_hold_sessions_are_fair_and_nothing_stays(
+        steps in proptest::collection::vec(step(), 1..300),
+    ) {
+        const PLACES: usize = 8;
+        let settings = AdmissionSettings {
+            queue_requests_max: 12, queue_bytes_max: 2_000, queue_wait_max: Duration::from_secs(5), ..settings()
+        };
+        let holdings = Arc::new(Holdings::default());
+        let mut queue = Queue::default();
+        let mut running: Vec<(u8, Held)> = Vec::new();
+        let mut accounted = 0_u32;
+        let mut joined = 0_u32;
+        let mut now = at(0);
+        let name = |number: u8| session(&format!("s{number}"));
+        for step in steps {
+            match step {
+                Step::Join { class, session, bytes } => {
+                    let priority = Priority::from_number(class).unwrap();
+                    let entry = Entry { bytes, session: Some(name(session)), arrived: now, ..entry(priority, 0) };
+                    joined += 1;
+                    match queue.join(entry, &settings, now) {
+                        Ok((_, pushed_out)) => accounted += pushed_out.len() as u32,
+                        Err(_) => accounted += 1,
+                    }
+                }
+                Step::Serve if running.len() < PLACES => {
+                    let Some(ticket) = queue.next(&holdings, &[], now) else { continue };
+                    let waiting: Vec<SessionKey> = queue.entries().filter_map(|(_, each)| each.session).collect();
+                    let served = queue.leave(ticket).unwrap().session.unwrap();
+                    let number = (0..6).find(|number| name(*number) == served).unwrap();
+                    let held = |key: SessionKey| running.iter().filter(|(each, _)| name(*each) == key).count();
+                    let sessions = (0..6).map(name).filter(|key| held(*key) > 0 || waiting.contains(key)).count();
+                    let share = ((running.len() + 1) as f64 / sessions as f64).max(1.0);
+                    let least = waiting.iter().map(|key| held(*key)).min().unwrap();
+                    let has = held(served) + 1;
+                    prop_assert!(has as f64 <= share + 1.0 || held(served) == least, "{has} of a share of {share}");
+                    running.push((number, Held::new(&holdings, Some(served))));
+                    accounted += 1;
+                }
+                Step::Serve => {}
+                Step::End(which) => {
+                    if !running.is_empty() {
+                        let at = which % running.len();
+                        drop(running.swap_remove(at));
+                    }
+                }
+                Step::Leave(which) => {
+                    let tickets: Vec<Ticket> = queue.entries().map(|(ticket, _)| ticket).collect();
+                    if !tickets.is_empty() {
+                        queue.leave(tickets[which % tickets.len()]).unwrap();
+                        accounted += 1;
+                    }
+                }
+                Step::Pass(ms) => {
+                    now = now.plus(Duration::from_millis(ms));
+                    accounted += queue.expire(settings.queue_wait_max, now).len() as u32;
+                    prop_assert!(queue.entries().all(|(_, each)| now.since(each.arrived) < settings.queue_wait_max));
+                }
+            }
+            prop_assert!(queue.len() <= 12 && queue.bytes() <= 2_000);
+            prop_assert_eq!(queue.bytes(), queue.entries().map(|(_, each)| each.bytes).sum::<u64>());
+            prop_assert_eq!(holdings.running() as usize, running.len());
+        }
+        now = now.plus(Duration::from_secs(5));
+        accounted += queue.expire(settings.queue_wait_max, now).len() as u32;
+        drop(running);
+        prop_assert_eq!((queue.len(), queue.bytes(), holdings.running()), (0, 0, 0));
+        prop_assert_eq!(holdings.told(10), vec![]);
+        prop_assert_eq!(accounted, joined, "each is served or refused or leaves, once");
+    }
+}
