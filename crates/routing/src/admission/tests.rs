@@ -115,7 +115,7 @@ fn a_session_that_is_alone_may_have_everything() {
 #[test]
 fn what_a_session_has_through_other_replicas_counts() {
     let holdings = Holdings::default();
-    let greedy = super::holdings::bucket_of(session("greedy"));
+    let greedy = holdings::bucket_of(session("greedy"));
     let queue = queue_of(&[of_session("greedy", 0), of_session("modest", 10)]);
     let first = |holdings: &Holdings| queue.next(holdings, &[], at(20)).unwrap();
     let (came_first, _) = queue.entries().next().unwrap();

@@ -1,8 +1,8 @@
 //! Sharing room between replicas that each have a queue, in proportion to what waits.
 //!
 //! All replicas know how long each other's queue is, and how many requests run at an endpoint: a hash of the two
-//! says whose turn it is, so that of several that see the same room one takes it. A request has its turn among those of
-//! its own class and of higher ones alone, so that the order of classes holds over all replicas. Who sees room for a while though
+//! says whose turn it is, so that of several that see the same room one takes it. A request has its turn
+//! among those of its own class, once none of a higher one waits elsewhere. Who sees room for a while though
 //! it is another's turn takes it all the same: the other may know better, or not be there any more.
 
 use std::time::Duration;
@@ -34,8 +34,12 @@ impl Rival {
     fn rank(self, class: Priority, key: u64) -> f64 {
         let hash = xxh3_64_with_seed(&key.to_le_bytes(), self.seed);
         let lot = ((hash >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
-        let as_urgent = &self.waiting[..usize::from(class.number())];
-        -as_urgent.iter().copied().map(f64::from).sum::<f64>() / lot.ln()
+        -f64::from(self.waiting[usize::from(class.number()) - 1]) / lot.ln()
+    }
+
+    /// Whether requests of higher classes wait there.
+    fn has_above(self, class: Priority) -> bool {
+        self.waiting[..usize::from(class.number()) - 1].iter().any(|waiting| *waiting > 0)
     }
 }
 
@@ -62,7 +66,8 @@ impl Turn {
     pub fn is_ours(&self, endpoint: EndpointId, running: u32) -> bool {
         let key = endpoint.raw() ^ (u64::from(running) << 48);
         let own = self.own.rank(self.class, key);
-        self.rivals.iter().all(|rival| rival.rank(self.class, key) < own)
+        let goes_before = |rival: &Rival| rival.has_above(self.class) || rival.rank(self.class, key) > own;
+        !self.rivals.iter().any(goes_before)
     }
 }
 
