@@ -222,6 +222,24 @@ impl RetryPlan {
     ) -> Result<Source, NoRetry> {
         self.tried.push(endpoint);
         self.prefills_failed += 1;
+        let may_retry = self.may_retry(failure, endpoint, in_flight, now)?;
+        if self.prefills_failed >= TRIES_MAX {
+            return Err(NoRetry::TriesUsed);
+        }
+        match self.budget.draw(may_retry, endpoint, now) {
+            Draw::Granted(source) => Ok(source),
+            Draw::Refused => Err(NoRetry::BudgetUsed),
+        }
+    }
+
+    /// Whether such a failure may be tried elsewhere at all; the budget is told of it if so.
+    fn may_retry(
+        &self,
+        failure: &LegFailure,
+        endpoint: EndpointId,
+        in_flight: u32,
+        now: Moment,
+    ) -> Result<MayRetry, NoRetry> {
         let may_retry = failure.may_retry();
         if may_retry == MayRetry::Never {
             return Err(NoRetry::NotRetryable);
@@ -232,13 +250,7 @@ impl RetryPlan {
             }
             _ => self.budget.failed(endpoint, in_flight, now),
         }
-        if self.prefills_failed >= TRIES_MAX {
-            return Err(NoRetry::TriesUsed);
-        }
-        match self.budget.draw(may_retry, endpoint, now) {
-            Draw::Granted(source) => Ok(source),
-            Draw::Refused => Err(NoRetry::BudgetUsed),
-        }
+        Ok(may_retry)
     }
 
     /// Tries so far, prefills for others not counted.
@@ -255,16 +267,7 @@ impl RetryPlan {
         in_flight: u32,
         now: Moment,
     ) -> Result<Source, NoRetry> {
-        let may_retry = failure.may_retry();
-        if may_retry == MayRetry::Never {
-            return Err(NoRetry::NotRetryable);
-        }
-        match failure.fault {
-            LegFault::EndpointLost(_) | LegFault::LimitPassed(_) => {
-                self.budget.lost(endpoint, in_flight, now);
-            }
-            _ => self.budget.failed(endpoint, in_flight, now),
-        }
+        let may_retry = self.may_retry(failure, endpoint, in_flight, now)?;
         if may_retry == MayRetry::EndpointFailed && self.tries() >= TRIES_OF_FAILED_MAX {
             return Err(NoRetry::NotRetryable);
         }

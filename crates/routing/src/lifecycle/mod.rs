@@ -351,14 +351,19 @@ impl Lifecycle {
         }
         effects.push(Effect::Withdraw { endpoint });
         let next = self.plan.next(&failure, endpoint, in_flight, now);
-        self.failed.push(FailedTry { endpoint, failure, next });
-        if next.is_ok() {
-            self.state = State::Retrying { after: failure, staged: None };
-            effects.push(Effect::RetryElsewhere { after: failure });
-        } else {
-            effects.extend(self.give_up(give_up_after(failure), now));
-        }
+        effects.extend(self.go_on(FailedTry { endpoint, failure, next }, now));
         effects
+    }
+
+    /// Tries elsewhere from the start if that was granted, else gives up.
+    fn go_on(&mut self, failed: FailedTry, now: Moment) -> Effects {
+        let FailedTry { failure, next, .. } = failed;
+        self.failed.push(failed);
+        if next.is_err() {
+            return self.give_up(give_up_after(failure), now);
+        }
+        self.state = State::Retrying { after: failure, staged: None };
+        smallvec![Effect::RetryElsewhere { after: failure }]
     }
 
     fn endpoint_lost(&mut self, lost: EndpointId, cause: Cause, now: Moment) -> Effects {

@@ -6,7 +6,7 @@ use smallvec::smallvec;
 
 use super::event::{AbortCause, DecodeLeg, Effect, Effects, LegOrder, Limit};
 use super::outcome::{FailedTry, Verdict};
-use super::{Delivery, Leg, Lifecycle, State, blame, give_up_after};
+use super::{Delivery, Leg, Lifecycle, State, blame};
 use crate::endpoint::{Cause, Signal};
 use crate::retry::{LegFailure, LegFault};
 use crate::{EndpointId, Moment};
@@ -207,13 +207,7 @@ impl Lifecycle {
         effects.extend(blame(endpoint, &failure));
         effects.extend(parted.without_decode());
         let next = self.plan.next_after_prefill(&failure, endpoint, in_flight, now);
-        self.failed.push(FailedTry { endpoint, failure, next });
-        if next.is_ok() {
-            self.state = State::Retrying { after: failure, staged: None };
-            effects.push(Effect::RetryElsewhere { after: failure });
-        } else {
-            effects.extend(self.give_up(give_up_after(failure), now));
-        }
+        effects.extend(self.go_on(FailedTry { endpoint, failure, next }, now));
         effects
     }
 
@@ -251,11 +245,12 @@ impl Lifecycle {
             }
         };
         let next = self.plan.next(&failure, endpoint, in_flight, now);
-        self.failed.push(FailedTry { endpoint, failure, next });
+        let failed = FailedTry { endpoint, failure, next };
         let staged = handed.filter(|handed| {
             parted.order == LegOrder::PrefillFirst && now.since(handed.at) <= HANDOFF_AGE_MAX
         });
         if let (Some(staged), Ok(_), Fault::Decode | Fault::Open) = (staged, next, fault) {
+            self.failed.push(failed);
             let parted = Parted { decode_leg: DecodeLeg::Waiting, ..parted };
             self.state =
                 State::Retrying { after: failure, staged: Some(Handed { parted, doubted, ..staged }) };
@@ -267,12 +262,7 @@ impl Lifecycle {
         } else {
             effects.push(parted.release_staged());
         }
-        if next.is_ok() {
-            self.state = State::Retrying { after: failure, staged: None };
-            effects.push(Effect::RetryElsewhere { after: failure });
-        } else {
-            effects.extend(self.give_up(give_up_after(failure), now));
-        }
+        effects.extend(self.go_on(failed, now));
         effects
     }
 
@@ -304,13 +294,7 @@ impl Lifecycle {
         self.prefill_is_gone(parted.prefill, handed.doubted);
         let failure = LegFailure::new(LegFault::EndpointLost(cause));
         let next = self.plan.next(&failure, parted.prefill, 1, now);
-        self.failed.push(FailedTry { endpoint: parted.prefill, failure, next });
-        if next.is_ok() {
-            self.state = State::Retrying { after: failure, staged: None };
-            effects.push(Effect::RetryElsewhere { after: failure });
-        } else {
-            effects.extend(self.give_up(give_up_after(failure), now));
-        }
+        effects.extend(self.go_on(FailedTry { endpoint: parted.prefill, failure, next }, now));
         effects
     }
 
