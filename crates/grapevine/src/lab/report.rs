@@ -102,15 +102,16 @@ impl fmt::Display for Report {
         }
         for (single, most) in self.scaled_out() {
             let gossip = most.gossip_ms.map_or("no gossip".to_owned(), |ms| format!("gossip {ms} ms"));
-            writeln!(
+            write!(
                 f,
-                "{}, {} engines, {gossip}: {} replicas against 1: hit rate {:.3} x, mean ttft {:.3} x",
-                most.policy,
-                most.engines,
-                most.replicas,
-                most.figures.hit_rate / single.figures.hit_rate,
-                most.figures.ttft_mean_ms / single.figures.ttft_mean_ms,
+                "{}, {} engines, {gossip}: {} replicas against 1: ",
+                most.policy, most.engines, most.replicas
             )?;
+            // Prompts that share nothing hit nothing.
+            if single.figures.hit_rate > 0.0 {
+                write!(f, "hit rate {:.3} x, ", most.figures.hit_rate / single.figures.hit_rate)?;
+            }
+            writeln!(f, "mean ttft {:.3} x", most.figures.ttft_mean_ms / single.figures.ttft_mean_ms)?;
         }
         if let Some(ceiling) = self.ceiling_hit_rate {
             writeln!(f, "a cache without end, shared by all, would have {ceiling:.3} of the trace's blocks")?;
