@@ -57,7 +57,8 @@ fn engines_that_serve_nothing_but_pairs_are_not_to_be_configured_with_split_neve
     let faults = of("never", pairs).unwrap_err().0;
     assert_eq!((faults.len(), faults[0].key.as_str(), faults[0].value.as_str()), (1, "split", "never"));
     assert!(faults[0].allowed.contains("http://a:1 (sglang-bootstrap)"), "{}", faults[0].allowed);
-    for (split, keys) in [("auto", pairs), ("never", "role=decode"), ("never", "connector=sglang-bootstrap")] {
+    for (split, keys) in [("auto", pairs), ("never", "role=decode"), ("never", "connector=sglang-bootstrap")]
+    {
         assert!(of(split, keys).is_ok(), "{split} {keys}");
     }
 }
