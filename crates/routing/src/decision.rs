@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use thiserror::Error;
 
 use crate::EndpointId;
-use crate::endpoint::{Endpoint, Role};
+use crate::endpoint::{Endpoint, Inserted, Role};
 use crate::reserve::Reservation;
 
 /// Why an endpoint was chosen.
@@ -322,7 +322,7 @@ pub struct Footing {
     /// Whether its conversation was.
     pub known_conversation: bool,
     /// Tokens put into the endpoint's cache since the deepest of those blocks was last wanted there.
-    pub inserted_since: u64,
+    pub inserted_since: Inserted,
 }
 
 /// Why no endpoint can be chosen. The edge makes a status of it.

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 pub use breaker::{Breaker, BreakerConfig, ProbeStart, Signal, StandingChange};
 pub use observed::{Glance, OBSERVED_FRESH, OBSERVED_STALE, Observed, freshness};
 pub use placed::PLACED_HALF_LIFE;
+pub use retention::Inserted;
 pub(crate) use retention::Retention;
 pub use spec::{CONNECTOR_DEFAULT, EndpointSpec, Role, SpecError};
 pub use standing::{Cause, Drained, Standing, Usable};

@@ -4,6 +4,8 @@
 //! tokens ago is found gone, all that was last wanted earlier is gone as well; and when it is found there,
 //! all that was wanted since is there. `d` is counted in tokens that were put into the cache since, not in
 //! time: an idle engine forgets nothing. An engine that reports nothing is believed to keep everything.
+//!
+//! A prefix that is missing may also be one that is not there yet: its own prompt still waits, or is being computed.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -24,6 +26,15 @@ const STEP_MAX: Duration = Duration::from_secs(60);
 
 /// How far one report moves the estimate towards itself: a report may be odd, two in a row are not.
 const PULL: f64 = 0.5;
+
+/// How many tokens were put into a cache since some moment; the history is coarse.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Inserted {
+    /// So many surely were.
+    pub least: u64,
+    /// And no more than this.
+    pub most: u64,
+}
 
 /// The tokens put into one engine's cache, and how many it takes to push an untouched block out.
 #[derive(Debug, Default)]
@@ -70,16 +81,18 @@ impl Retention {
     }
 
     /// Tokens put into the cache since `then`.
-    pub(crate) fn inserted_since(&self, then: Moment) -> u64 {
+    pub(crate) fn inserted_since(&self, then: Moment) -> Inserted {
         let state = self.0.lock();
         let after = state.steps.partition_point(|(at, _)| *at <= then);
         let before = after.checked_sub(1).and_then(|at| state.steps.get(at)).map_or(0, |(_, before)| *before);
-        state.inserted - before
+        let by_next = state.steps.get(after).map_or(state.inserted, |(_, before)| *before);
+        Inserted { least: state.inserted - by_next, most: state.inserted - before }
     }
 
-    /// A block that was last wanted `distance` inserted tokens ago was still there.
-    pub(crate) fn found(&self, distance: u64) {
+    /// A block after which so much was inserted was still there.
+    pub(crate) fn found(&self, since: Inserted) {
         let mut state = self.0.lock();
+        let distance = since.most;
         if let Some(keeps) = state.keeps
             && distance as f64 > keeps
         {
@@ -87,10 +100,14 @@ impl Retention {
         }
     }
 
-    /// Such a block was gone.
-    pub(crate) fn missed(&self, distance: u64) {
+    /// Such a block was not there, for a request before which `ahead` tokens had still to be computed. If the block's
+    /// own prompt may be among these, that says nothing.
+    pub(crate) fn missed(&self, since: Inserted, ahead: u64) {
+        if ahead > 0 && since.least <= ahead {
+            return;
+        }
         let mut state = self.0.lock();
-        let distance = distance as f64;
+        let distance = since.most as f64;
         state.keeps = Some(match state.keeps {
             Some(keeps) => keeps - PULL * (keeps - distance).max(0.0),
             None => distance,
@@ -126,6 +143,22 @@ mod tests {
         retention
     }
 
+    const fn exactly(tokens: u64) -> Inserted {
+        Inserted { least: tokens, most: tokens }
+    }
+
+    #[test]
+    fn what_may_not_have_been_computed_yet_is_not_taken_for_gone() {
+        let retention = busy(100);
+        // Wanted within the second: its prompt may be the one that is ahead.
+        retention.missed(retention.inserted_since(at(99)), 1_000);
+        retention.missed(retention.inserted_since(at(97)), 3_000);
+        assert_eq!(retention.horizon(), None);
+        // More came after it than is left to compute: it was done, and is gone.
+        retention.missed(retention.inserted_since(at(90)), 3_000);
+        assert_eq!(retention.horizon(), Some(at(90)));
+    }
+
     #[test]
     fn an_engine_that_reports_nothing_keeps_everything() {
         assert_eq!(busy(100).horizon(), None);
@@ -134,8 +167,8 @@ mod tests {
     #[test]
     fn what_was_wanted_before_a_missing_block_is_gone_and_stays_as_far_behind() {
         let retention = busy(100);
-        assert_eq!(retention.inserted_since(at(90)), 10_000);
-        retention.missed(retention.inserted_since(at(90)));
+        assert_eq!(retention.inserted_since(at(90)), Inserted { least: 9_000, most: 10_000 });
+        retention.missed(retention.inserted_since(at(90)), 0);
         assert_eq!(retention.horizon(), Some(at(90)));
         (100..150).for_each(|second| retention.insert(1_000, at(second)));
         assert_eq!(retention.horizon(), Some(at(140)));
@@ -144,9 +177,9 @@ mod tests {
     #[test]
     fn an_idle_engine_forgets_nothing() {
         let retention = busy(100);
-        retention.missed(10_000);
+        retention.missed(exactly(10_000), 0);
         assert_eq!(retention.horizon(), Some(at(90)));
-        assert_eq!(retention.inserted_since(at(5_000)), 1_000);
+        assert_eq!(retention.inserted_since(at(5_000)), Inserted { least: 0, most: 1_000 });
         retention.insert(1_000, at(6_000));
         assert_eq!(retention.horizon(), Some(at(91)));
     }
@@ -154,12 +187,12 @@ mod tests {
     #[test]
     fn reports_pull_the_estimate_both_ways() {
         let retention = busy(100);
-        retention.missed(10_000);
-        retention.found(50_000);
+        retention.missed(exactly(10_000), 0);
+        retention.found(exactly(50_000));
         assert_eq!(retention.horizon(), Some(at(70)));
-        retention.found(20_000);
+        retention.found(exactly(20_000));
         assert_eq!(retention.horizon(), Some(at(70)), "found nearer than what is kept says nothing");
-        retention.missed(10_000);
+        retention.missed(exactly(10_000), 0);
         assert_eq!(retention.horizon(), Some(at(80)));
     }
 
@@ -168,6 +201,7 @@ mod tests {
         let retention = busy(1_000_000);
         assert!(retention.0.lock().steps.len() <= STEPS_MAX);
         let since = retention.inserted_since(at(995_000));
-        assert!((5_000_000..5_200_000).contains(&since), "{since}");
+        assert!((5_000_000..5_200_000).contains(&since.most), "{since:?}");
+        assert!((4_800_000..=5_000_000).contains(&since.least), "{since:?}");
     }
 }

@@ -156,7 +156,7 @@ impl Router {
         footing.known_blocks = placed.new_from as u32;
         // What the engine was believed to have forgotten is news again.
         let warm = placed.new_from.min(footing.warm_blocks as usize);
-        if warm < shape.blocks.len() || footing.inserted_since >= RETOLD_AFTER_TOKENS {
+        if warm < shape.blocks.len() || footing.inserted_since.most >= RETOLD_AFTER_TOKENS {
             // With the last block that was known, so that others see where prompts part company, and that it
             // was wanted.
             news.extend_from_slice(&shape.blocks[warm.saturating_sub(1)..]);

@@ -11,6 +11,7 @@ use crate::admission::Gate;
 use crate::candidates::{Candidate, Candidates, Scope, Serving};
 use crate::cost::{Cost, Costs, weigh};
 use crate::decision::{CandidateCost, Chosen, Decision, Part, Refusal};
+use crate::endpoint::Inserted;
 use crate::endpoint_filter::FilterName;
 use crate::prefix::WarmDepths;
 use crate::rates::Speed;
@@ -283,11 +284,11 @@ impl Router {
     }
 
     /// Tokens put into the candidate's cache since the deepest block noted there was wanted.
-    pub(super) fn inserted_since(&self, candidate: &Candidate<'_>, shape: &RequestShape) -> u64 {
+    pub(super) fn inserted_since(&self, candidate: &Candidate<'_>, shape: &RequestShape) -> Inserted {
         let deepest = (candidate.noted_blocks as usize).checked_sub(1).and_then(|at| shape.blocks.get(at));
         deepest
             .and_then(|block| self.index.touched(*block, candidate.endpoint.slot))
-            .map_or(0, |at| candidate.endpoint.retention().inserted_since(at))
+            .map_or(Inserted::default(), |at| candidate.endpoint.retention().inserted_since(at))
     }
 
     /// The endpoint that made the response that the request goes on from: nobody else has it.

@@ -211,6 +211,6 @@ fn learn_retention(endpoint: &Endpoint, footing: &Footing, shape: &RequestShape,
     if cached_blocks + SHORT_BLOCKS_MAX >= f64::from(footing.known_blocks) {
         endpoint.retention().found(footing.inserted_since);
     } else {
-        endpoint.retention().missed(footing.inserted_since);
+        endpoint.retention().missed(footing.inserted_since, u64::from(footing.ahead_tokens));
     }
 }
