@@ -155,14 +155,7 @@ impl Estates {
 
     /// Takes in what `from` says that it has staged; how many rows were not news.
     pub(crate) fn merge(&mut self, from: &ReplicaId, push: &StagedPush) -> usize {
-        if !self.0.contains_key(from) && self.0.len() >= REPLICAS_MAX {
-            let Some(idle) = self.0.iter().find(|(_, estate)| estate.is_empty()).map(|(id, _)| id.clone())
-            else {
-                return push.rows.len();
-            };
-            self.0.remove(&idle);
-        }
-        let estate = self.0.entry(from.clone()).or_default();
+        let Some(estate) = self.of(from) else { return push.rows.len() };
         if push.epoch < estate.epoch {
             return push.rows.len();
         }
