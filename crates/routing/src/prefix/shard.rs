@@ -222,6 +222,9 @@ impl Shard {
     pub(super) fn place(&mut self, hash: u64, tenant: Tenant, tick: u32, shared: &Shared) -> Joined {
         let from = self.find(hash, shared);
         let mut at = from;
+        // whoever holds nothing any more makes room, but not before it is known that the slot has no pair
+        // of its own further on
+        let mut vacant = None;
         while let Some(entry) = self.entries.get_mut(at).filter(|entry| entry.hash == hash) {
             match entry.holder() {
                 Holder::Crowd(number) => {
@@ -232,13 +235,14 @@ impl Shard {
                     *entry = Entry::pair(hash, tenant, tick);
                     return if held == tenant { Joined::Known } else { Joined::New };
                 }
-                Holder::One(held) if !shared.generations.is_live(held) => {
-                    // whoever holds nothing any more makes room
-                    *entry = Entry::pair(hash, tenant, tick);
-                    return Joined::New;
-                }
-                Holder::One(_) => at += 1,
+                Holder::One(held) if !shared.generations.is_live(held) => vacant = vacant.or(Some(at)),
+                Holder::One(_) => {}
             }
+            at += 1;
+        }
+        if let Some(vacant) = vacant {
+            self.entries[vacant] = Entry::pair(hash, tenant, tick);
+            return Joined::New;
         }
         if at - from >= PAIRS_MAX {
             return self.form_crowd(from, tenant, tick, shared);
