@@ -197,13 +197,14 @@ impl Hub {
         entry.peer.inbox.told(push.head);
         let told_before = entry.pulse_told.is_some();
         let replica = push.replica;
+        // What was placed before the load that it made: a session must not flee from a load that is its own.
+        self.take_run(&replica, push.run).await;
         if !told_before || state_changed {
             self.tell_pulse(&replica).await;
         } else if !rows.is_empty() {
             let load = LoadPush { epoch: push.generation, version: push.version, rows };
             self.emit(GossipEvent::Load { replica: replica.clone(), push: load }).await;
         }
-        self.take_run(&replica, push.run).await;
         if alive {
             self.take_beat(&replica, now).await;
         }

@@ -107,9 +107,11 @@ impl Publisher {
     /// Pushes what changed since the last push; with nothing to say, says so if it is time.
     async fn push(&mut self) {
         let now = self.shared.clock.now();
+        // Before the records: a load must not be told without the placement that made it.
+        let load = self.shared.facts.load();
         self.take_records();
         let version = self.next_version(now);
-        let rows = changed_rows(&self.pushed, &self.shared.facts.load());
+        let rows = changed_rows(&self.pushed, &load);
         let bare = self.bare(version);
         let head = bare.head;
         let idle = rows.is_empty() && head.sequence == self.told;

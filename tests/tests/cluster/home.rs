@@ -118,8 +118,7 @@ async fn a_session_header_keeps_unrelated_prompts_together_through_any_replica()
             }
         }
     }
-    // Each turn comes within a millisecond of the last one's answer, at another replica: docs/known-gaps.md.
-    assert!(stayed * 100 >= later * 85, "{stayed} of {later} at home");
+    assert!(stayed * 100 >= later * 95, "{stayed} of {later} at home");
     let busiest = busiest_over_mean(&fleet.requests());
     assert!(busiest <= 1.35, "busiest over mean {busiest:.2}: {:?}", fleet.requests());
 }

@@ -15,11 +15,16 @@ use crate::endpoint::Inserted;
 use crate::endpoint_filter::FilterName;
 use crate::prefix::WarmDepths;
 use crate::rates::Speed;
+use crate::rendezvous::TopTwo;
 use crate::request::RequestShape;
 use crate::scene::Scene;
 use crate::view::View;
 use crate::{BlockHash, EndpointId, Moment};
 
+/// Turns of a session that may be over without a word of it here. It goes on when it was answered, which is before
+/// others say so, and must not flee from itself. 2: with a third replica the turn before may be untold too. A session
+/// that asks several things at once is held at its home a little more strongly.
+const TURNS_UNTOLD: usize = 2;
 /// Tokens that must have been placed at an endpoint on average before it says anything that one has fewer.
 const PLACED_MEAN_MIN: u32 = 16_384;
 /// Times the mean of placed tokens from which on warmth is worth less to what begins anew. 1.2: what chance makes of
@@ -225,19 +230,21 @@ impl Router {
         ground: &Ground<'_>,
     ) {
         let Asked { shape, charged, .. } = *ground.asked;
+        let home = ground.session_home.or_else(|| presumed_home(candidates, shape));
         for candidate in candidates.all_mut() {
             candidate.noted_blocks = scratch.warm.at(candidate.endpoint.slot);
             candidate.warm_blocks = self.still_warm(candidate, shape);
             if let Some(tokens) = self.asked_on(candidate, shape, ground.now) {
                 candidate.load.without_one(tokens, shape.output_tokens);
-            } else if ground.session_home == Some(candidate.endpoint.id)
-                || (shape.goes_on
-                    && candidate.noted_blocks == 0
-                    && scratch.conversation.at(candidate.endpoint.slot) > 0)
+            } else if home == Some(candidate.endpoint.id) {
+                for _ in 0..TURNS_UNTOLD {
+                    candidate.load.without_one(shape.prompt_tokens, shape.output_tokens);
+                }
+            } else if shape.goes_on
+                && candidate.noted_blocks == 0
+                && scratch.conversation.at(candidate.endpoint.slot) > 0
             {
-                // A session, or a chat too short for a block, goes on when it was answered, which is before others
-                // say so; it must not flee from itself. One that asks several things at once is held at its home a
-                // little more strongly.
+                // A chat too short for a block goes on when it was answered, which is before others say so.
                 candidate.load.without_one(shape.prompt_tokens, shape.output_tokens);
             }
             if let Some((endpoint, tokens)) = charged
@@ -302,6 +309,16 @@ impl Router {
     fn session_home(&self, shape: &RequestShape) -> Option<EndpointId> {
         shape.session.and_then(|key| self.sessions.state(key).home()).map(|home| home.endpoint)
     }
+}
+
+/// Where a session goes of which nothing is known here, unless more is in the way there: whoever is first on the hash
+/// that all replicas share. It may have gone there a moment ago through another one.
+fn presumed_home(candidates: &Candidates<'_>, shape: &RequestShape) -> Option<EndpointId> {
+    let mut top = TopTwo::new(shape.session?.raw());
+    for candidate in candidates.kept() {
+        top.offer(candidate.endpoint.id, candidate.endpoint.id);
+    }
+    top.first()
 }
 
 /// Evens out where what begins anew (no chat that goes on) is drawn to, so that prefixes which came to live together

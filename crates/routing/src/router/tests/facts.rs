@@ -316,6 +316,38 @@ fn a_moved_session_is_told_and_found_by_others() {
 }
 
 #[test]
+fn a_session_does_not_flee_from_turns_that_are_over_without_a_word_of_it() {
+    let (a, b) = (router_named("a", 4, Settings::default()), router_named("b", 4, Settings::default()));
+    let turn = |router: &Router, text: &str| {
+        let body = json!({"model": "m", "prompt": text});
+        shape_with(router, &body, &[("x-session-id", "s-1")])
+    };
+    let home = a.explain(&turn(&a, "first"), at(1), &mut rng()).unwrap().chosen;
+    // What another replica counts there stands in for the turns: they are over, but nobody has said so. Once the home
+    // is known here, and once it is not.
+    for pinned in [false, true] {
+        if pinned {
+            a.pin(turn(&a, "first").session.unwrap(), home, at(1));
+        }
+        for running in 0..4 {
+            let row = LoadRow {
+                endpoint: home,
+                running,
+                prefill_tokens: 2 * running,
+                decode_tokens: 16 * running,
+                placed_tokens: 0,
+            };
+            let version = u64::from(running) + if pinned { 10 } else { 1 };
+            a.merge_load(&ReplicaId::new("c"), &LoadPush { epoch: 1, version, rows: vec![row] }, at(2));
+            let chosen = a.explain(&turn(&a, "and then"), at(2), &mut rng()).unwrap().chosen;
+            assert_eq!(chosen == home, running <= 2, "{running} running, pinned: {pinned}");
+        }
+    }
+    // A replica that has heard nothing comes to the same.
+    assert_eq!(b.explain(&turn(&b, "and then"), at(2), &mut rng()).unwrap().chosen, home);
+}
+
+#[test]
 fn a_prompt_too_short_for_a_block_comes_back_to_where_it_went_through_any_replica() {
     let (a, b) = (router_named("a", 4, Settings::default()), router_named("b", 4, Settings::default()));
     let prompt = shape(&a, "What is the capital of France?");
