@@ -6,6 +6,7 @@
 //!
 //! Left out on purpose: decisions. Nothing here knows why an endpoint is chosen.
 
+pub mod chart;
 pub mod cli;
 pub mod config;
 pub mod demo;

@@ -40,7 +40,7 @@ pub fn run(options: &Options) -> anyhow::Result<Report> {
         writeln!(file).and_then(|()| file.flush()).context("cannot write --json")?;
     }
     if let Some(mut file) = svg {
-        write!(file, "{}", chart::Chart(&report))
+        write!(file, "{}", chart::chart(&report))
             .and_then(|()| file.flush())
             .context("cannot write --svg")?;
     }
