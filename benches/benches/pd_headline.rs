@@ -132,7 +132,7 @@ fn main() -> anyhow::Result<()> {
         settings.arms.seeds.truncate(1);
         settings.chats = SHORT_CHATS;
     }
-    let programs = Programs::find(&settings.common)?;
+    let programs = Programs::find(&settings.common, &[])?;
     let arms =
         settings.arms.chosen(|arm| programs.haproxy.is_some() || matches!(arm, Arm::One | Arm::Oracle));
     let runs = arms::interleaved(arms, &settings.arms.seeds, |arm, seed| {

@@ -176,7 +176,7 @@ fn main() -> anyhow::Result<()> {
     if settings.tables.is_empty() {
         settings.tables = Table::value_variants().to_vec();
     }
-    let programs = Programs::find(&settings.common)?;
+    let programs = Programs::find(&settings.common, &[])?;
     if programs.haproxy.is_none() {
         return Ok(());
     }

@@ -7,10 +7,15 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use crate::times::Times;
 
 /// How long a reply may pause.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// After this time nothing more is sent: a proxy that hardly answers should not hold up the others.
+const RUN_MAX: Duration = Duration::from_secs(60);
 
 /// The end of a reply in chunks. A chunk of text ends with a line feed, so it is found nowhere else.
 const CHUNKED_END: &[u8] = b"0\r\n\r\n";
@@ -24,41 +29,71 @@ pub struct Counts {
     pub failed: usize,
     /// What the first failure was.
     pub first_failure: Option<String>,
+    /// From the request to the first bytes of its reply, of those answered.
+    pub first_bytes: Times,
+    /// From the request to the end of its reply, of those answered.
+    pub whole: Times,
+    /// From the first request to the end of the last reply.
+    pub took: Duration,
 }
 
-/// Sends `total` requests to `address` from `clients` connections, `bodies` in turn.
+/// How long one reply took.
+#[derive(Clone, Copy)]
+struct Took {
+    first_bytes: Duration,
+    whole: Duration,
+}
+
+/// Sends `total` requests to `address` from `clients` connections, `bodies` in turn; fewer if that takes over
+/// `RUN_MAX`.
 ///
 /// Whole means: as long as `content-length` says, or up to the last chunk with `[DONE]` before it.
 pub fn run(address: SocketAddr, clients: usize, total: usize, bodies: &[Vec<u8>]) -> Counts {
     let requests: Vec<Vec<u8>> = bodies.iter().map(|body| request(address, body)).collect();
     let next = AtomicUsize::new(0);
-    let counts = Mutex::new(Counts::default());
+    let ended = Mutex::new(Vec::new());
+    let begun = Instant::now();
     thread::scope(|scope| {
         for _ in 0..clients {
             scope.spawn(|| {
                 let mut connection = None;
                 let mut buffer = vec![0; 64 << 10];
+                let mut own = Vec::new();
                 loop {
                     let at = next.fetch_add(1, Ordering::Relaxed);
-                    if at >= total {
-                        return;
+                    if at >= total || begun.elapsed() > RUN_MAX {
+                        break;
                     }
                     let result = ask(&mut connection, address, &requests[at % requests.len()], &mut buffer);
-                    let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
-                    match result {
-                        Ok(()) => counts.answered += 1,
-                        Err(why) => {
-                            counts.failed += 1;
-                            counts.first_failure.get_or_insert(why);
-                            drop(counts);
-                            connection = None;
-                        }
+                    if result.is_err() {
+                        connection = None;
                     }
+                    own.push(result);
                 }
+                ended.lock().unwrap_or_else(PoisonError::into_inner).extend(own);
             });
         }
     });
-    counts.into_inner().unwrap_or_else(PoisonError::into_inner)
+    let took = begun.elapsed();
+    Counts::of(ended.into_inner().unwrap_or_else(PoisonError::into_inner), took)
+}
+
+impl Counts {
+    fn of(ended: Vec<Result<Took, String>>, took: Duration) -> Self {
+        let answered: Vec<Took> = ended.iter().filter_map(|result| result.as_ref().ok().copied()).collect();
+        let failed = ended.len() - answered.len();
+        let first_failure = ended.into_iter().find_map(Result::err);
+        let times =
+            |of: fn(&Took) -> Duration| answered.iter().map(|took| of(took).as_nanos() as u64).collect();
+        Self {
+            answered: answered.len(),
+            failed,
+            first_failure,
+            first_bytes: times(|took| took.first_bytes),
+            whole: times(|took| took.whole),
+            took,
+        }
+    }
 }
 
 fn request(address: SocketAddr, body: &[u8]) -> Vec<u8> {
@@ -75,7 +110,9 @@ fn ask(
     address: SocketAddr,
     request: &[u8],
     buffer: &mut [u8],
-) -> Result<(), String> {
+) -> Result<Took, String> {
+    let begun = Instant::now();
+    let mut first_bytes = None;
     let stream = match connection {
         Some(stream) => stream,
         None => connection.insert(connect(address).map_err(|error| error.to_string())?),
@@ -87,11 +124,15 @@ fn ask(
         reply.forget_middle();
         match stream.read(buffer) {
             Ok(0) => return Err("the connection ended in mid-reply".to_owned()),
-            Ok(read) => reply.push(&buffer[..read]),
+            Ok(read) => {
+                first_bytes.get_or_insert_with(|| begun.elapsed());
+                reply.push(&buffer[..read]);
+            }
             Err(error) => return Err(error.to_string()),
         }
     }
-    Ok(())
+    let whole = begun.elapsed();
+    Ok(Took { first_bytes: first_bytes.unwrap_or(whole), whole })
 }
 
 fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {

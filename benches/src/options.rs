@@ -43,6 +43,17 @@ impl Common {
         own.iter().copied().chain(self.serve.split_whitespace()).map(str::to_owned).collect()
     }
 
+    /// Where the JSON goes: where that was asked for, else into the build folder.
+    ///
+    /// # Errors
+    /// When the build folder can't be told.
+    pub fn json_or(&mut self, name: &str) -> anyhow::Result<()> {
+        if self.json.is_none() {
+            self.json = Some(target_folder()?.join(name));
+        }
+        Ok(())
+    }
+
     /// Writes what was measured where that was asked for.
     ///
     /// # Errors
@@ -52,4 +63,15 @@ impl Common {
         std::fs::write(path, serde_json::to_string_pretty(measured)?)
             .with_context(|| format!("writing {}", path.display()))
     }
+}
+
+/// The build folder.
+///
+/// # Errors
+/// When this program does not lie in one.
+pub fn target_folder() -> anyhow::Result<PathBuf> {
+    // This program is target/PROFILE/deps/NAME.
+    const UP: usize = 3;
+    let own = std::env::current_exe()?;
+    Ok(own.ancestors().nth(UP).context("the build folder")?.to_owned())
 }

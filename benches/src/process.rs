@@ -8,15 +8,15 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context as _;
-
-/// Ticks per second in `/proc/PID/stat`: 100 on every Linux that has not been built by hand.
-const TICKS_PER_SECOND: u64 = 100;
+use nix::time::{ClockId, clock_getcpuclockid};
+use nix::unistd::Pid;
 
 /// A running process; killed when dropped.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
     ending: Ending,
+    command_line: String,
 }
 
 /// How a process is ended.
@@ -34,10 +34,24 @@ impl Process {
     /// # Errors
     /// When it can't be started.
     pub fn start(command: &mut Command) -> anyhow::Result<Self> {
+        Self::spawn(command.stdout(Stdio::null()))
+    }
+
+    /// The same with all that it prints in a file.
+    ///
+    /// # Errors
+    /// When it can't be started.
+    pub fn start_logged(command: &mut Command, log: &Path) -> anyhow::Result<Self> {
+        let log = fs::File::create(log)?;
+        Self::spawn(command.stdout(log.try_clone()?).stderr(log))
+    }
+
+    fn spawn(command: &mut Command) -> anyhow::Result<Self> {
         let name = command.get_program().to_string_lossy().into_owned();
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        let child = command.spawn().with_context(|| format!("starting {name}"))?;
-        Ok(Self { child, ending: Ending::Kill })
+        let child = command.stdin(Stdio::null()).spawn().with_context(|| format!("starting {name}"))?;
+        let words = command.get_args().map(|word| word.to_string_lossy().into_owned());
+        let command_line = std::iter::once(name).chain(words).collect::<Vec<_>>().join(" ");
+        Ok(Self { child, ending: Ending::Kill, command_line })
     }
 
     /// The same for one that has children: when dropped it is asked to end them and itself.
@@ -50,13 +64,18 @@ impl Process {
         Ok(process)
     }
 
-    /// CPU time spent so far by it and its descendants that live, and by those that ended and were waited
-    /// for. Resolution 10 ms.
+    /// What was typed to start it.
+    pub fn command_line(&self) -> &str {
+        &self.command_line
+    }
+
+    /// CPU time spent so far by it and its descendants that live, by the kernel's clock of each process.
     ///
     /// # Errors
     /// When the process is gone, or there is no `/proc`.
     pub fn cpu(&self) -> anyhow::Result<Duration> {
-        tree_cpu(self.child.id())
+        let clock_of = |pid: &u32| cpu_of(*pid).unwrap_or_default();
+        Ok(self.tree()?.iter().map(clock_of).sum())
     }
 
     /// Its resident memory, by Linux's count.
@@ -64,7 +83,35 @@ impl Process {
     /// # Errors
     /// When the process is gone, or there is no `/proc`.
     pub fn resident_bytes(&self) -> anyhow::Result<u64> {
-        resident_bytes(&self.child.id().to_string())
+        memory_bytes(&self.child.id().to_string(), "VmRSS:")
+    }
+
+    /// The most resident memory that it and its descendants have had since [`Self::forget_peak`], summed: pages that
+    /// several share count for each.
+    ///
+    /// # Errors
+    /// When the process is gone, or there is no `/proc`.
+    pub fn peak_resident_bytes(&self) -> anyhow::Result<u64> {
+        let peak_of = |pid: &u32| memory_bytes(&pid.to_string(), "VmHWM:").unwrap_or_default();
+        Ok(self.tree()?.iter().map(peak_of).sum())
+    }
+
+    /// Begins [`Self::peak_resident_bytes`] anew.
+    ///
+    /// # Errors
+    /// When the process is gone, or may not be touched.
+    pub fn forget_peak(&self) -> anyhow::Result<()> {
+        /// See `proc_pid_clear_refs(5)`.
+        const RESET_PEAK: &str = "5";
+        for pid in self.tree()? {
+            fs::write(format!("/proc/{pid}/clear_refs"), RESET_PEAK)?;
+        }
+        Ok(())
+    }
+
+    /// It and its descendants that live.
+    fn tree(&self) -> anyhow::Result<Vec<u32>> {
+        tree(self.child.id())
     }
 }
 
@@ -78,44 +125,45 @@ impl Drop for Process {
     }
 }
 
-/// CPU time of the process `root` and of its descendants.
-fn tree_cpu(root: u32) -> anyhow::Result<Duration> {
-    let mut ticks_of: BTreeMap<u32, (u32, u64)> = BTreeMap::new();
+/// The process `root` and its descendants.
+fn tree(root: u32) -> anyhow::Result<Vec<u32>> {
+    let mut parents: BTreeMap<u32, u32> = BTreeMap::new();
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name();
         let Ok(pid) = String::from_utf8_lossy(name.as_bytes()).parse::<u32>() else { continue };
         // A process may end between the listing and the look.
         if let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat"))
-            && let Some(parent_and_ticks) = parse_stat(&stat)
+            && let Some(parent) = parent(&stat)
         {
-            ticks_of.insert(pid, parent_and_ticks);
+            parents.insert(pid, parent);
         }
     }
-    anyhow::ensure!(ticks_of.contains_key(&root), "process {root} is gone");
+    anyhow::ensure!(parents.contains_key(&root), "process {root} is gone");
     let belongs = |mut pid: u32| {
         // A chain of parents is not longer than there are processes.
-        for _ in 0..ticks_of.len() {
+        for _ in 0..parents.len() {
             if pid == root {
                 return true;
             }
-            match ticks_of.get(&pid) {
-                Some((parent, _)) => pid = *parent,
+            match parents.get(&pid) {
+                Some(parent) => pid = *parent,
                 None => return false,
             }
         }
         false
     };
-    let ticks: u64 = ticks_of.iter().filter(|(pid, _)| belongs(**pid)).map(|(_, (_, ticks))| ticks).sum();
-    Ok(Duration::from_millis(ticks * 1_000 / TICKS_PER_SECOND))
+    Ok(parents.keys().copied().filter(|pid| belongs(*pid)).collect())
 }
 
-/// The parent and the user, system and waited-for children's ticks in a line of `/proc/PID/stat`.
-fn parse_stat(stat: &str) -> Option<(u32, u64)> {
+/// The parent in a line of `/proc/PID/stat`.
+fn parent(stat: &str) -> Option<u32> {
     // The name stands in parentheses and may hold anything: count from the last one.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let number = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok());
-    let ticks = number(11)? + number(12)? + number(13)? + number(14)?;
-    Some((u32::try_from(number(1)?).ok()?, ticks))
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// The CPU time of one process, all threads, those that ended included.
+fn cpu_of(pid: u32) -> anyhow::Result<Duration> {
+    Ok(clock_getcpuclockid(Pid::from_raw(i32::try_from(pid)?))?.now()?.into())
 }
 
 /// This process's own resident memory.
@@ -123,24 +171,22 @@ fn parse_stat(stat: &str) -> Option<(u32, u64)> {
 /// # Errors
 /// When there is no `/proc`.
 pub fn own_resident_bytes() -> anyhow::Result<u64> {
-    resident_bytes("self")
+    memory_bytes("self", "VmRSS:")
 }
 
-fn resident_bytes(process: &str) -> anyhow::Result<u64> {
+fn memory_bytes(process: &str, field: &str) -> anyhow::Result<u64> {
     let status = fs::read_to_string(format!("/proc/{process}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).context("no VmRSS")?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).with_context(|| format!("no {field}"))?;
     Ok(kib.trim().parse::<u64>()? << 10)
 }
 
 /// This process's own CPU time, all threads.
 ///
 /// # Errors
-/// When there is no `/proc`.
+/// When the kernel has no such clock.
 pub fn own_cpu() -> anyhow::Result<Duration> {
-    let stat = fs::read_to_string("/proc/self/stat")?;
-    let ticks = parse_stat(&stat).context("/proc/self/stat")?.1;
-    Ok(Duration::from_millis(ticks * 1_000 / TICKS_PER_SECOND))
+    Ok(ClockId::CLOCK_PROCESS_CPUTIME_ID.now()?.into())
 }
 
 /// Where `program` is on the path.
@@ -158,8 +204,8 @@ mod tests {
     #[test]
     fn a_stat_line_is_read_whatever_the_name_of_the_process() {
         let line = "42 (a) b (c) S 7 42 42 0 -1 4194560 100 0 0 0 5 6 1 2 20 0 1 0 100";
-        assert_eq!(parse_stat(line), Some((7, 14)));
-        assert_eq!(parse_stat("nonsense"), None);
+        assert_eq!(parent(line), Some(7));
+        assert_eq!(parent("nonsense"), None);
     }
 
     #[test]
@@ -172,5 +218,13 @@ mod tests {
             assert!(std::time::Instant::now() < deadline, "the child's work is never seen");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    #[test]
+    fn the_peak_begins_anew_and_is_no_less_than_what_is_resident() {
+        let process = Process::start(Command::new("sleep").arg("60")).expect("sleep");
+        process.forget_peak().expect("may be touched");
+        let now = process.resident_bytes().expect("alive");
+        assert!(now > 0 && process.peak_resident_bytes().expect("alive") >= now);
     }
 }

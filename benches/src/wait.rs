@@ -20,10 +20,18 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// # Errors
 /// When it is not within `START_MAX`.
 pub fn until_ok(address: SocketAddr, path: &str) -> anyhow::Result<()> {
+    until_told(address, path, "")
+}
+
+/// Waits until `GET path` at `address` is answered with 200 and these words.
+///
+/// # Errors
+/// When it is not within `START_MAX`.
+pub fn until_told(address: SocketAddr, path: &str, words: &str) -> anyhow::Result<()> {
     let begun = Instant::now();
     loop {
         match get(address, path) {
-            Ok(reply) if reply.starts_with("HTTP/1.1 200") => return Ok(()),
+            Ok(reply) if reply.starts_with("HTTP/1.1 200") && reply.contains(words) => return Ok(()),
             other if begun.elapsed() > START_MAX => {
                 bail!("http://{address}{path} did not answer 200 within {START_MAX:?}: {other:?}")
             }
