@@ -10,14 +10,17 @@
 mod admin;
 mod connector;
 mod data;
+mod edit;
 mod errors;
 mod headers;
 mod heir;
+mod look;
 mod metrics;
 mod outspoken;
 mod percent;
 mod probe;
 mod request_id;
+mod resume;
 mod serve;
 mod state;
 mod stream;

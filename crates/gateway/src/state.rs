@@ -27,6 +27,9 @@ pub struct GatewaySettings {
     pub body_timeout: Duration,
     /// Longest silence within a request's body. 30 s.
     pub body_idle: Duration,
+    /// What is kept of one stream, its request and what the client has of the answer, so that it can go on elsewhere,
+    /// in bytes. 2 MiB: a prompt and an answer of 250,000 tokens each.
+    pub resume_bytes_max: u64,
     /// Whether replies say which replica, endpoint and reason served them.
     pub explain_headers: bool,
     /// The bearer token that the admin listener asks for; none: it asks for nothing.
@@ -42,6 +45,7 @@ impl Default for GatewaySettings {
             body_room_bytes: 1 << 30,
             body_timeout: Duration::from_secs(300),
             body_idle: Duration::from_secs(30),
+            resume_bytes_max: 2 << 20,
             explain_headers: false,
             admin_token: None,
             upstream: UpstreamSettings::default(),

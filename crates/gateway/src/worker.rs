@@ -12,7 +12,7 @@ use rand::{Rng as _, SeedableRng};
 use routing::admission::Shed;
 use routing::decision::{CandidateCost, Footing};
 use routing::endpoint::{Endpoint, Role, Signal, StandingChange};
-use routing::lifecycle::{GiveUp, Verdict};
+use routing::lifecycle::{GiveUp, Seen as Looked, Verdict};
 use routing::qoe::{End, Fared, Seen, Target};
 use routing::request::{RequestShape, Route, response_key};
 use routing::router::{Admission, Applicant, Fate, Measurement};
@@ -20,6 +20,7 @@ use routing::{Chosen, Decision, EndpointId, Moment, Refusal, Rng};
 
 use crate::data::{Admitted, LegName, Waiting, queue};
 use crate::errors::EdgeError;
+use crate::look::Looks;
 use crate::metrics::WorkerMetrics;
 use crate::state::{GatewaySettings, GatewayState};
 use crate::stream::Usage;
@@ -53,8 +54,11 @@ impl Worker {
     /// Must be called on the worker's own thread.
     pub(crate) fn new(state: Arc<GatewayState>) -> Rc<Self> {
         let settings = state.settings.load();
-        let port =
-            Rc::new(Port { metrics: WorkerMetrics::new(state.metrics.clone()), state: Arc::clone(&state) });
+        let port = Rc::new(Port {
+            metrics: WorkerMetrics::new(state.metrics.clone()),
+            looks: Looks::new(settings.upstream.connect),
+            state: Arc::clone(&state),
+        });
         Rc::new(Self {
             upstream: Upstream::new(&settings.upstream),
             lifecycles: state.lifecycles.on_worker(Rc::clone(&port) as Rc<dyn LifecyclePort>),
@@ -276,6 +280,7 @@ impl Worker {
 struct Port {
     state: Arc<GatewayState>,
     metrics: WorkerMetrics,
+    looks: Looks,
 }
 
 impl LifecyclePort for Port {
@@ -300,6 +305,10 @@ impl LifecyclePort for Port {
         self.state.router.first_byte(footing, took_ms, self.state.clock.now());
     }
 
+    fn look(&self, endpoint: &Arc<Endpoint>, told: Box<dyn FnOnce(Looked)>) {
+        self.looks.look(endpoint, told);
+    }
+
     fn withdraw(&self, shape: &RequestShape, footing: &Footing) {
         self.state.router.withdraw(shape, footing);
     }
@@ -319,7 +328,9 @@ impl LifecyclePort for Port {
         let seen = seen(ended);
         let fared = seen.judge(&ended.shape.slo);
         self.count(ended, &seen, &fared);
+        // What a continuation shows of its endpoint is not what was believed of the request.
         if let Verdict::Finished { status: 200..=299 } = ended.outcome.verdict
+            && ended.outcome.breaks.is_empty()
             && let Some(footing) = ended.footing
         {
             let measured = measurement(ended, *footing);
@@ -424,6 +435,7 @@ fn log(ended: &Ended<'_>, fared: &Fared) {
         model = shape.model.as_deref().unwrap_or_default(),
         endpoint = endpoint.map_or("", |endpoint| endpoint.spec.url.as_str()),
         tries = outcome.failed.len() + 1,
+        resumed = outcome.resumed(),
         status = status_of(ended),
         prefill_endpoint = ended.prefill.map(|prefill| prefill.spec.url.as_str()),
         queued_ms = outcome.queued_ms,

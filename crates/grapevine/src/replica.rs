@@ -240,11 +240,12 @@ fn lifecycle_settings(config: &Config) -> LifecycleSettings {
         first_byte: config.first_byte_timeout,
         prefill: config.prefill_timeout,
         handoff: config.handoff_timeout,
+        quiet: config.quiet,
         idle: config.idle_timeout,
         total: config.total_timeout,
         total_whole: config.total_timeout_whole,
     };
-    LifecycleSettings { limits, tries_max: config.tries_max }
+    LifecycleSettings { limits, tries_max: config.tries_max, resume: config.resume }
 }
 
 fn gateway_settings(config: &Config) -> GatewaySettings {
@@ -252,6 +253,7 @@ fn gateway_settings(config: &Config) -> GatewaySettings {
         body_bytes_max: config.body_bytes_max as u64,
         body_room_bytes: config.body_room_bytes,
         body_timeout: config.body_timeout,
+        resume_bytes_max: config.resume_bytes_max,
         explain_headers: config.explain_headers,
         admin_token: config.admin_token.clone(),
         upstream: UpstreamSettings { connect: config.connect_timeout, ..UpstreamSettings::default() },

@@ -10,7 +10,6 @@
 mod heard;
 mod ids;
 mod news;
-mod roster;
 mod time;
 
 pub mod admission;

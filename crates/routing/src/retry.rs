@@ -35,6 +35,8 @@ pub enum LegFault {
     Status(u16),
     /// The reply broke off before its end.
     Truncated,
+    /// The engine gave up on the request, as one does that is shut down.
+    Aborted,
     /// The engine sent an error event within its stream.
     ErrorEvent,
     /// The reply is not HTTP, or breaks its own framing.
@@ -100,6 +102,7 @@ impl LegFailure {
             | LegFault::ConnectTimeout
             | LegFault::Reset
             | LegFault::Truncated
+            | LegFault::Aborted
             | LegFault::EndpointLost(_)
             | LegFault::LimitPassed(_) => MayRetry::EndpointGone,
             LegFault::Garbled | LegFault::ErrorEvent => MayRetry::EndpointUnable,
@@ -122,7 +125,7 @@ impl LegFailure {
             LegFault::Status(502..=504) => WhoseFault::Endpoint(Cause::Unavailable),
             LegFault::Status(500..) | LegFault::ErrorEvent => WhoseFault::Endpoint(Cause::ServerError),
             LegFault::Status(_) => WhoseFault::Client,
-            LegFault::Truncated => WhoseFault::Endpoint(Cause::Truncated),
+            LegFault::Truncated | LegFault::Aborted => WhoseFault::Endpoint(Cause::Truncated),
             LegFault::Garbled => WhoseFault::Endpoint(Cause::Garbled),
         }
     }
@@ -140,11 +143,13 @@ impl LegFailure {
             LegFault::Status(504) => "status-504",
             LegFault::Status(_) => "status-other",
             LegFault::Truncated => "truncated",
+            LegFault::Aborted => "aborted",
             LegFault::ErrorEvent => "error-event",
             LegFault::Garbled => "garbled",
             LegFault::EndpointLost(_) => "endpoint-lost",
             LegFault::LimitPassed(Limit::Prefill) => "prefill-timeout",
             LegFault::LimitPassed(Limit::Handoff) => "handoff-timeout",
+            LegFault::LimitPassed(Limit::Idle) => "idle-timeout",
             LegFault::LimitPassed(_) => "timeout",
         }
     }
@@ -192,6 +197,13 @@ impl RetryPlan {
 
     pub(crate) fn dispatched(&mut self, endpoint: EndpointId) {
         self.tried.push(endpoint);
+    }
+
+    /// A reply from `endpoint` broke, which for the decode leg of a split request is the first failure there.
+    pub(crate) fn broke_at(&mut self, endpoint: EndpointId) {
+        if !self.tried.contains(&endpoint) {
+            self.tried.push(endpoint);
+        }
     }
 
     /// What failed at `endpoint` was another's fault, or may have been: it may be chosen again.

@@ -11,3 +11,4 @@ mod load;
 mod pairs;
 mod policies;
 mod queue;
+mod resume;

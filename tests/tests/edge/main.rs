@@ -16,5 +16,6 @@ mod pairs;
 mod quality;
 mod queue;
 mod reload;
+mod resume;
 mod retries;
 mod rig;

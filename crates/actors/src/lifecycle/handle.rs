@@ -9,7 +9,9 @@ use std::task::{Context, Poll, Waker};
 use actix::{Actor, Addr};
 use routing::decision::{Footing, PrefillLeg};
 use routing::endpoint::{Cause, Endpoint, Standing, Usable};
-use routing::lifecycle::{DecodeLeg, Effect, EndCause, Event, GiveUp, LegOrder, Lifecycle, Phase};
+use routing::lifecycle::{
+    DecodeLeg, Effect, EndCause, Event, GiveUp, LegOrder, Lifecycle, NoResume, OnBreak, Phase,
+};
 use routing::qoe::Digestion;
 use routing::request::RequestShape;
 use routing::reserve::Reservation;
@@ -25,6 +27,12 @@ use super::worker::{Ended, Inner};
 pub enum Order {
     /// Choose again, not among those tried, and dispatch there.
     RetryElsewhere {
+        /// What failed.
+        after: LegFailure,
+    },
+    /// The stream broke: choose again, not among those tried, and dispatch what continues it there. The client hears
+    /// nothing of it.
+    ResumeElsewhere {
         /// What failed.
         after: LegFailure,
     },
@@ -114,7 +122,7 @@ impl Shared {
         shape: RequestShape,
         machine: Lifecycle,
     ) -> Self {
-        let deadline = machine.next_deadline().map(|(at, _)| at);
+        let deadline = next_turn(&machine);
         Self {
             inner,
             key,
@@ -176,6 +184,7 @@ impl Shared {
         match self.row.phase() {
             Phase::Prefilling => [prefill().or_else(endpoint), None],
             Phase::HandedOff => [endpoint(), prefill()],
+            Phase::Resuming => [prefill(), endpoint()],
             _ => [None, None],
         }
     }
@@ -198,12 +207,16 @@ impl Shared {
     /// Tells the actor of the time, and before that of the progress that the driver has noted. Time in which
     /// the client does not take what is there is not the engine's silence.
     pub(super) fn tell_tick(&self, now: Moment) {
+        self.tell_progress(now);
+        self.tell(Event::Tick, now);
+    }
+
+    fn tell_progress(&self, now: Moment) {
         if self.client_behind.get() {
             self.tell(Event::Progress, now);
         } else if let Some(at) = self.progress.take() {
             self.tell(Event::Progress, at);
         }
-        self.tell(Event::Tick, now);
     }
 
     pub(super) fn tell(&self, event: Event, at: Moment) {
@@ -217,11 +230,16 @@ impl Shared {
     }
 
     /// Takes an event into the machine and performs what follows.
-    pub(super) fn step(&self, event: Event, at: Moment) {
+    pub(super) fn step(self: &Rc<Self>, event: Event, at: Moment) {
         let (effects, phase) = {
             let mut machine = self.machine.borrow_mut();
+            if event == Event::FirstByte
+                && let Some(endpoint) = self.endpoint.borrow().as_ref()
+            {
+                machine.pace(endpoint.token_ms(at));
+            }
             let effects = machine.step(event, at);
-            self.deadline.set(machine.next_deadline().map(|(at, _)| at));
+            self.deadline.set(next_turn(&machine));
             (effects, machine.phase())
         };
         self.row.set_phase(phase);
@@ -230,7 +248,7 @@ impl Shared {
         }
     }
 
-    fn perform(&self, effect: Effect, at: Moment) {
+    fn perform(self: &Rc<Self>, effect: Effect, at: Moment) {
         let port = &self.inner.port;
         match effect {
             // The order that follows drops the leg, unless it is one that goes on without the driver.
@@ -266,6 +284,11 @@ impl Shared {
             }
             Effect::Report { endpoint, signal } => port.report(endpoint, signal),
             Effect::RetryElsewhere { after } => self.give_order(Order::RetryElsewhere { after }),
+            Effect::ResumeElsewhere { after } => {
+                self.row.broke(&after);
+                self.give_order(Order::ResumeElsewhere { after });
+            }
+            Effect::Look { endpoint } => self.look(endpoint),
             Effect::DecodeElsewhere { after } => self.give_order(Order::DecodeElsewhere { after }),
             Effect::ReleaseStaged { prefill, leg, .. } => {
                 if let Some(staged) = self.staged_at(prefill) {
@@ -289,6 +312,27 @@ impl Shared {
                 self.inner.forget(self.key, &self.row, at);
             }
         }
+    }
+
+    /// Has the endpoint looked at, and the machine told of what is seen: the progress that the driver has noted first.
+    fn look(self: &Rc<Self>, at: EndpointId) {
+        let endpoint = self.endpoint.borrow().as_ref().filter(|endpoint| endpoint.id == at).map(Arc::clone);
+        let Some(endpoint) = endpoint else { return };
+        let shared = Rc::downgrade(self);
+        let port = &self.inner.port;
+        let told = Box::new(move |seen| {
+            let Some(shared) = shared.upgrade() else { return };
+            let now = shared.inner.port.now();
+            shared.tell_progress(now);
+            let in_flight = shared.own_running(now);
+            shared.tell(Event::Looked { endpoint: at, seen, in_flight }, now);
+        });
+        port.look(&endpoint, told);
+    }
+
+    /// Requests of this replica at the endpoint of the leg whose reply the client gets.
+    fn own_running(&self, now: Moment) -> u32 {
+        self.endpoint.borrow().as_ref().map_or(1, |endpoint| endpoint.own_running(now))
     }
 
     /// Tells how long a stream's first byte took from `endpoint`.
@@ -333,6 +377,12 @@ impl Shared {
             waker.wake();
         }
     }
+}
+
+/// When a machine wants to be told of the time.
+fn next_turn(machine: &Lifecycle) -> Option<Moment> {
+    let (limit, look) = (machine.next_deadline().map(|(at, _)| at), machine.next_look());
+    limit.into_iter().chain(look).min()
 }
 
 /// The driver's end of one request's lifecycle. Dropping it before [`LifecycleHandle::ended`] means that the
@@ -465,7 +515,9 @@ impl LifecycleHandle {
     /// Keeps the charge of the leg whose reply the client gets.
     fn take_seat(&self, endpoint: &Arc<Endpoint>, charge: Reservation, footing: Footing) {
         self.shared.footing.set(Some(footing));
-        self.shared.sent.set(Some(self.shared.inner.port.now()));
+        // What a continuation's prompt was is not known well enough to learn from.
+        let learns = self.phase() != Phase::Resuming;
+        self.shared.sent.set(learns.then(|| self.shared.inner.port.now()));
         *self.shared.charge.borrow_mut() = Some(charge);
         *self.shared.endpoint.borrow_mut() = Some(Arc::clone(endpoint));
     }
@@ -475,9 +527,21 @@ impl LifecycleHandle {
         self.tell(Event::Refused);
     }
 
+    /// Whether its stream is to go on elsewhere should it break.
+    pub fn resumes(&self) -> bool {
+        self.shared.machine.borrow().on_a_break() == OnBreak::Resume
+    }
+
+    /// What would continue it can't be said. An order follows.
+    pub fn unresumable(&self, why: NoResume) {
+        self.tell(Event::Unresumable(why));
+    }
+
     /// The reply's head is there, with a status that is not tried elsewhere.
     pub fn head_arrived(&self, status: u16) {
-        self.shared.account.borrow_mut().status = status;
+        if self.phase() != Phase::Resuming {
+            self.shared.account.borrow_mut().status = status;
+        }
         self.tell(Event::HeadArrived { status });
     }
 
@@ -511,8 +575,7 @@ impl LifecycleHandle {
     /// The leg failed. An order follows.
     pub fn leg_failed(&self, failure: LegFailure) {
         let now = self.shared.inner.port.now();
-        let in_flight =
-            self.shared.endpoint.borrow().as_ref().map_or(1, |endpoint| endpoint.own_running(now));
+        let in_flight = self.shared.own_running(now);
         self.shared.release(None);
         self.shared.tell(Event::LegFailed { failure, in_flight }, now);
     }

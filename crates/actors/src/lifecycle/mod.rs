@@ -11,7 +11,7 @@ mod table;
 mod worker;
 
 pub use handle::{Account, LifecycleHandle, Order, Staged};
-pub use table::{RequestRow, RequestTable, SloShown};
+pub use table::{BreakShown, RequestRow, RequestTable, SloShown};
 pub use worker::{Ended, LifecycleCounts, LifecyclePort, LifecycleSettings, Lifecycles, WorkerLifecycles};
 
 #[cfg(test)]

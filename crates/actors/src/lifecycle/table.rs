@@ -11,6 +11,7 @@ use routing::endpoint::Endpoint;
 use routing::lifecycle::Phase;
 use routing::qoe::{Fared, Target};
 use routing::request::Priority;
+use routing::retry::LegFailure;
 use serde::Serialize;
 
 /// How long an ended request is shown. 60 s: time to look one up after a complaint.
@@ -41,6 +42,7 @@ pub(super) struct Row {
     arrived: Moment,
     phase: AtomicU8,
     places: Mutex<Places>,
+    breaks: Mutex<Vec<BreakShown>>,
     fared: OnceLock<Fared>,
     /// Where it lies among the live ones; read and written under the table's lock.
     place: AtomicUsize,
@@ -69,6 +71,7 @@ impl Row {
             arrived,
             phase: AtomicU8::new(0),
             places: Mutex::default(),
+            breaks: Mutex::default(),
             fared: OnceLock::new(),
             place: AtomicUsize::new(0),
         }
@@ -102,6 +105,12 @@ impl Row {
         *self.places.lock() = Places { endpoint, prefill };
     }
 
+    /// Its stream broke where it was, and is to go on elsewhere.
+    pub(super) fn broke(&self, failure: &LegFailure) {
+        let endpoint = self.places.lock().endpoint.as_ref().map(|each| each.spec.label());
+        self.breaks.lock().push(BreakShown { endpoint, cause: failure.as_str() });
+    }
+
     /// A request ends once; what is said of it later is not heard.
     pub(super) fn set_fared(&self, fared: Fared) {
         let _ = self.fared.set(fared);
@@ -122,6 +131,7 @@ impl Row {
             priority: self.priority.number(),
             model: self.model.clone(),
             route: self.route,
+            breaks: self.breaks.lock().clone(),
             took_ms: ended.map(|ended| ended.millis_since(self.arrived)),
             qoe: self.fared.get().and_then(|fared| fared.qoe),
             slo: self.fared.get().copied().map(SloShown::from),
@@ -148,12 +158,23 @@ pub struct RequestRow {
     pub model: Option<String>,
     /// The face it came by.
     pub route: &'static str,
+    /// Where its stream broke to be continued elsewhere, in order.
+    pub breaks: Vec<BreakShown>,
     /// From arrival to end, in ms, once it has ended.
     pub took_ms: Option<f64>,
     /// Quality of experience of a stream, 0 to 1, once it has ended.
     pub qoe: Option<f64>,
     /// Which of its targets were met, once it has ended.
     pub slo: Option<SloShown>,
+}
+
+/// A break of a stream that was to go on elsewhere.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BreakShown {
+    /// Where it was, as people name it.
+    pub endpoint: Option<String>,
+    /// How it broke.
+    pub cause: &'static str,
 }
 
 /// Targets of one request: met, missed, or none of the kind.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rand::SeedableRng;
 use routing::decision::Footing;
 use routing::endpoint::{Cause, Endpoint, EndpointSpec, Signal};
-use routing::lifecycle::{EndCause, GiveUp, Limit, Phase, Verdict};
+use routing::lifecycle::{EndCause, GiveUp, Limit, NoResume, Phase, Seen, Verdict};
 use routing::qoe::{Fared, Target};
 use routing::request::{RequestShape, Route, ShapeRules};
 use routing::retry::{BudgetConfig, LegFailure, LegFault};
@@ -20,7 +20,11 @@ struct FakePort {
     router: Router,
     ended: RefCell<Vec<Verdict>>,
     legs_over: RefCell<Vec<bool>>,
+    looks: RefCell<Vec<Look>>,
 }
+
+/// A look that was ordered.
+type Look = Box<dyn FnOnce(Seen)>;
 
 impl LifecyclePort for FakePort {
     fn now(&self) -> Moment {
@@ -28,6 +32,9 @@ impl LifecyclePort for FakePort {
     }
     fn report(&self, endpoint: EndpointId, signal: Signal) {
         self.router.report(endpoint, signal, self.now.get());
+    }
+    fn look(&self, _: &Arc<Endpoint>, told: Look) {
+        self.looks.borrow_mut().push(told);
     }
     fn withdraw(&self, shape: &RequestShape, footing: &Footing) {
         self.router.withdraw(shape, footing);
@@ -65,6 +72,7 @@ impl Bench {
             router,
             ended: RefCell::default(),
             legs_over: RefCell::default(),
+            looks: RefCell::default(),
         });
         let all = Lifecycles::new(LifecycleSettings::default(), BudgetConfig::default());
         let worker = all.on_worker(Rc::clone(&port) as Rc<dyn LifecyclePort>);
@@ -72,7 +80,10 @@ impl Bench {
     }
 
     fn begin(&self, stream: bool) -> LifecycleHandle {
-        let body = format!(r#"{{"prompt":"hello","stream":{stream}}}"#);
+        self.begin_with(&format!(r#"{{"prompt":"hello","stream":{stream}}}"#))
+    }
+
+    fn begin_with(&self, body: &str) -> LifecycleHandle {
         let headers: [(&str, &str); 0] = [];
         let shape = RequestShape::read(Route::Completions, &headers, body.as_bytes(), &ShapeRules::default());
         self.worker.begin("id-1".to_owned(), shape.unwrap(), self.port.now())
@@ -200,6 +211,42 @@ async fn a_limit_that_passes_becomes_an_order_and_progress_puts_it_off() {
     bench.pass(Duration::from_secs(61));
     let order = tokio::time::timeout(Duration::from_secs(5), silent.order()).await.unwrap();
     assert_eq!(order, Order::GiveUp(GiveUp::Timeout { limit: Limit::FirstByte }));
+    assert_eq!(bench.running(), 0);
+}
+
+#[actix::test]
+async fn a_silent_stream_s_engine_is_looked_at_and_the_stream_is_ordered_elsewhere_if_nothing_is_seen() {
+    let bench = Bench::new();
+    let handle = bench.begin_with(r#"{"prompt":"hello","stream":true,"max_tokens":5}"#);
+    assert!(handle.resumes());
+    let first = bench.dispatch(&handle, &[]);
+    handle.head_arrived(200);
+    handle.first_byte();
+    bench.until("decoding", |_| handle.phase() == Phase::Decoding).await;
+    bench.pass(Duration::from_secs(2));
+    // Word of what came meanwhile stands against a look that has seen nothing.
+    bench.until("a look", |bench| !bench.port.looks.borrow().is_empty()).await;
+    bench.pass(Duration::from_millis(100));
+    handle.progress(bench.port.now());
+    bench.port.looks.borrow_mut().remove(0)(Seen::Nothing);
+    bench.pass(Duration::from_secs(2));
+    bench.until("another", |bench| !bench.port.looks.borrow().is_empty()).await;
+    assert_eq!((handle.phase(), bench.running()), (Phase::Decoding, 1));
+    bench.port.looks.borrow_mut().remove(0)(Seen::Nothing);
+    let after = LegFailure::new(LegFault::EndpointLost(Cause::Silent));
+    assert_eq!(handle.order().await, Order::ResumeElsewhere { after });
+    assert_eq!((handle.phase(), bench.running()), (Phase::Resuming, 0));
+    let row = bench.all.table().find("id-1", bench.port.now()).unwrap();
+    let broke = BreakShown { endpoint: Some(first.spec.label()), cause: "endpoint-lost" };
+    assert_eq!((row.phase, row.breaks), ("resuming", vec![broke]));
+    // The client sees the status of the reply that it has.
+    let second = bench.dispatch(&handle, &[first.id]);
+    assert_ne!(first.id, second.id);
+    handle.head_arrived(400);
+    handle.note(|account| assert_eq!(account.status, 200));
+    handle.unresumable(NoResume::Unreadable);
+    drop(handle);
+    bench.until("the end", |bench| bench.all.table().in_flight() == 0).await;
     assert_eq!(bench.running(), 0);
 }
 

@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use hashbrown::HashMap;
 use routing::decision::Footing;
 use routing::endpoint::{Endpoint, Signal};
-use routing::lifecycle::{Delivery, Event, Lifecycle, Limits, Outcome};
+use routing::lifecycle::{Delivery, Event, Lifecycle, Limits, NoResume, OnBreak, Outcome, Seen};
 use routing::qoe::Fared;
 use routing::request::RequestShape;
 use routing::retry::{BudgetConfig, RetryBudget, RetryPlan};
@@ -32,6 +32,8 @@ pub trait LifecyclePort {
     fn report(&self, endpoint: EndpointId, signal: Signal);
     /// Hears that the first byte of a stream has come, so long after it was sent there.
     fn first_byte(&self, footing: &Footing, took_ms: f64);
+    /// Looks whether `endpoint` still answers anything, and says so to `told`, now or later.
+    fn look(&self, endpoint: &Arc<Endpoint>, told: Box<dyn FnOnce(Seen)>);
     /// Takes a request's placement back.
     fn withdraw(&self, shape: &RequestShape, footing: &Footing);
     /// Hears that the request is over at this endpoint; called once for each that it was sent to. `finished`
@@ -67,11 +69,13 @@ pub struct LifecycleSettings {
     pub limits: Limits,
     /// Tries of one request, 1 to [`routing::retry::TRIES_MAX`].
     pub tries_max: u32,
+    /// Whether streams that break go on elsewhere, where that is exact.
+    pub resume: bool,
 }
 
 impl Default for LifecycleSettings {
     fn default() -> Self {
-        Self { limits: Limits::default(), tries_max: RetryPlan::TRIES_DEFAULT }
+        Self { limits: Limits::default(), tries_max: RetryPlan::TRIES_DEFAULT, resume: true }
     }
 }
 
@@ -182,7 +186,8 @@ impl WorkerLifecycles {
         let settings = inner.all.settings.load();
         let delivery = if shape.stream { Delivery::Stream } else { Delivery::Whole };
         let plan = RetryPlan::new(settings.tries_max, Arc::clone(&inner.all.budget));
-        let machine = Lifecycle::new(settings.limits.clone(), delivery, plan, arrived);
+        let on_break = if settings.resume { shape.on_break() } else { OnBreak::End(NoResume::Off) };
+        let machine = Lifecycle::new(settings.limits.clone(), delivery, plan, arrived).on_break(on_break);
         let row = Arc::new(Row::new(id, shape.model.clone(), shape.route.as_str(), shape.priority, arrived));
         inner.all.table.insert(Arc::clone(&row));
         let key = inner.next_key.get();

@@ -8,8 +8,8 @@ use routing::endpoint::EndpointSpec;
 use routing::lifecycle::LegOrder;
 use routing::retry::LegFault;
 
-use super::edit::{Change, edited};
 use super::{Connector, Meeting};
+use crate::edit::{Change, edited};
 
 /// Where an engine's bootstrap server listens unless its endpoint says otherwise: SGLang's own default.
 const PORT_DEFAULT: u16 = 8_998;

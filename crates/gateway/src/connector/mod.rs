@@ -1,12 +1,11 @@
 //! How a request that is split over two engines is said to each of them, by what moves the KV between them.
 //!
-//! The main choice: a leg is the client's own bytes with a few fields changed where they stand ([`edit`]); what an
+//! The main choice: a leg is the client's own bytes with a few fields changed where they stand ([`crate::edit`]); what an
 //! engine says of what it holds is opaque, and passed on as it came. What is made here lives and ends with one
 //! request: parameters that went with another body would give a wrong answer, and spoil the engine's cache for
 //! others.
 
 mod bootstrap;
-mod edit;
 mod nixl;
 mod plain;
 

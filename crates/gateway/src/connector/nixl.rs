@@ -8,8 +8,8 @@ use routing::retry::LegFault;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::edit::{Change, edited};
 use super::{Connector, plain};
+use crate::edit::{Change, edited};
 
 /// The field of both legs.
 const PARAMS: &str = "kv_transfer_params";

@@ -6,7 +6,7 @@ use routing::lifecycle::LegOrder;
 use routing::retry::LegFault;
 
 use super::Connector;
-use super::edit::{Change, edited};
+use crate::edit::{Change, edited};
 
 /// `none`.
 pub(crate) struct Plain;
@@ -35,10 +35,10 @@ pub(super) fn shortened(body: &Bytes, replaced: &str, added: &[(&str, &[u8])]) -
     let change = |key: &[u8]| match key {
         b"max_tokens" => {
             limited.set(true);
-            Change::Set("1")
+            Change::set("1")
         }
-        b"max_completion_tokens" => Change::Set("1"),
-        b"stream" => Change::Set("false"),
+        b"max_completion_tokens" => Change::set("1"),
+        b"stream" => Change::set("false"),
         // The one is refused without a stream, the other beside so few tokens.
         b"stream_options" | b"min_tokens" => Change::Drop,
         key if key == replaced.as_bytes() => Change::Drop,

@@ -61,7 +61,7 @@ pub(super) struct Begun {
 pub(super) enum Unserved {
     /// It failed by itself; what an engine said in doing so is kept.
     Failed(LegFailure, Option<Box<Kept>>),
-    /// The engine refused the decode leg of a split request: its answer is the client's.
+    /// The engine refused a leg of a split request: its answer is the client's, if that has not had one.
     Answered(Box<Kept>),
     /// The client's own body is at fault.
     Client(EdgeError),

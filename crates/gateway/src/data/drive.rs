@@ -3,24 +3,27 @@
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::Poll;
 
 use actix_web::HttpResponse;
 use actix_web::body::{BodySize, BoxBody};
 use actix_web::http::{ConnectionType, Method, Version};
 use actors::lifecycle::{LifecycleHandle, Order};
+use bytes::Bytes;
 use routing::endpoint::Endpoint;
 use routing::lifecycle::GiveUp;
 use routing::request::Route;
-use routing::retry::LegFailure;
+use routing::retry::{LegFailure, LegFault};
 use routing::{Chosen, Decision, EndpointId, Refusal};
 use smallvec::SmallVec;
 
 use super::attempt::{Begun, Envelope, Outbound, Unserved, attempt};
 use super::kept::Kept;
-use super::leg::Reader;
+use super::leg::{Leg, Reader};
 use super::queue::{Admitted, Waiting};
 use super::relay::{Relay, close};
+use super::resumption::Resumption;
 use super::split::Pair;
 use crate::connector;
 use crate::errors::EdgeError;
@@ -38,6 +41,22 @@ enum Unplaced {
     Ordered(Order),
 }
 
+/// A reply that has begun, and where.
+pub(super) struct Reply {
+    driver: Driver,
+    begun: Begun,
+    endpoint: Arc<Endpoint>,
+    decision: Decision,
+}
+
+/// What sending the rest of a broken stream has come to.
+pub(super) enum Continued {
+    /// It comes.
+    Comes { leg: Box<Leg>, handle: LifecycleHandle, envelope: Envelope },
+    /// It does not; the order says how to end.
+    Ended { order: Order, handle: LifecycleHandle },
+}
+
 /// One request on its way through.
 pub(crate) struct Driver {
     pub(super) worker: Rc<Worker>,
@@ -51,6 +70,8 @@ pub(crate) struct Driver {
     pub(super) kept: Option<Box<Kept>>,
     /// Whether it was split before, in vain.
     was_split: bool,
+    /// Whether it is the rest of a stream of which the client has the beginning.
+    pub(super) continues: bool,
 }
 
 impl Driver {
@@ -70,6 +91,58 @@ impl Driver {
             tried: shunned,
             kept: None,
             was_split: false,
+            continues: false,
+        }
+    }
+
+    /// A driver for the rest of a stream that broke, which `body` asks for.
+    pub(super) fn continuing(
+        worker: &Rc<Worker>,
+        envelope: Envelope,
+        handle: LifecycleHandle,
+        body: Bytes,
+    ) -> Self {
+        let driver = Self::new(worker, envelope, handle, Outbound::Whole(body), Shunned::new());
+        Self { continues: true, ..driver }
+    }
+
+    /// Sees the rest of a broken stream through, up to its first byte.
+    pub(super) async fn go_on(mut self) -> Continued {
+        loop {
+            self.update_tried();
+            let order = match self.worker.choose(self.handle.shape(), &self.tried, self.handle.id()) {
+                Err(_) => {
+                    self.handle.refused();
+                    self.handle.order().await
+                }
+                Ok(chosen) => match self.send(chosen).await {
+                    Ok(reply) => {
+                        let Reply { driver, begun: Begun { head, leg }, .. } = *reply;
+                        let fault = match (head.status, leg.reader()) {
+                            (200..=299, Reader::Events(_)) => {
+                                let Self { handle, envelope, .. } = driver;
+                                return Continued::Comes { leg: Box::new(leg), handle, envelope };
+                            }
+                            (200..=299, _) => LegFault::Garbled,
+                            (status, _) => LegFault::Status(status),
+                        };
+                        self = driver;
+                        self.failed(LegFailure::new(fault), None).await
+                    }
+                    Err((driver, unserved)) => {
+                        self = driver;
+                        match unserved {
+                            Unserved::Ordered(order) => order,
+                            Unserved::Failed(failure, _) => self.failed(failure, None).await,
+                            Unserved::Answered(kept) => self.failed(kept.failure(), None).await,
+                            Unserved::Client(_) => self.failed(LegFailure::new(LegFault::Reset), None).await,
+                        }
+                    }
+                },
+            };
+            if !matches!(order, Order::ResumeElsewhere { .. }) {
+                return Continued::Ended { order, handle: self.handle };
+            }
         }
     }
 
@@ -95,7 +168,7 @@ impl Driver {
                     self.handle.order().await
                 }
                 Ok(chosen) => match self.send(chosen).await {
-                    Ok(response) => return response,
+                    Ok(reply) => return reply.response(),
                     Err((driver, unserved)) => {
                         self = driver;
                         match unserved {
@@ -146,7 +219,7 @@ impl Driver {
     }
 
     /// Sends the request to whom it was chosen for.
-    async fn send(mut self, mut chosen: Chosen) -> Result<HttpResponse, (Self, Unserved)> {
+    async fn send(mut self, mut chosen: Chosen) -> Result<Box<Reply>, (Self, Unserved)> {
         let prefill = chosen.prefill.take().map(|prefill| {
             let connector = connector::named(prefill.endpoint.spec.connector());
             (prefill, connector)
@@ -170,7 +243,9 @@ impl Driver {
                 self.update_tried();
                 return None;
             }
-            Order::RetryElsewhere { after } | Order::DecodeElsewhere { after } => {
+            Order::RetryElsewhere { after }
+            | Order::DecodeElsewhere { after }
+            | Order::ResumeElsewhere { after } => {
                 // The body has gone to the failed endpoint and can't be had again.
                 self.handle.refused();
                 match self.handle.order().await {
@@ -203,7 +278,7 @@ impl Driver {
     }
 
     /// Sends the request to the chosen endpoint and makes a response of what comes.
-    async fn serve(mut self, chosen: Chosen) -> Result<HttpResponse, (Self, Unserved)> {
+    async fn serve(mut self, chosen: Chosen) -> Result<Box<Reply>, (Self, Unserved)> {
         let Chosen { decision, endpoint, reservation, footing, .. } = chosen;
         self.handle.dispatched(&endpoint, reservation, footing);
         let begun = unless_ordered(
@@ -211,30 +286,37 @@ impl Driver {
             attempt(&self.worker, &self.envelope, &self.handle, &mut self.outbound, &endpoint, None),
         );
         match begun.await.unwrap_or_else(|order| Err(Unserved::Ordered(order))) {
-            Ok(begun) => Ok(self.reply(begun, &endpoint, &decision)),
+            Ok(begun) => Ok(self.reply(begun, endpoint, decision)),
             Err(unserved) => Err((self, unserved)),
         }
     }
 
-    /// The response that a reply becomes.
-    pub(super) fn reply(self, begun: Begun, endpoint: &Endpoint, decision: &Decision) -> HttpResponse {
-        let Begun { head, mut leg } = begun;
-        let mut response = super::kept::head(&head, &self.envelope.id);
-        if self.worker.settings().explain_headers {
-            let prefill = self.handle.prefill_endpoint();
+    pub(super) fn reply(self, begun: Begun, endpoint: Arc<Endpoint>, decision: Decision) -> Box<Reply> {
+        Box::new(Reply { driver: self, begun, endpoint, decision })
+    }
+}
+
+impl Reply {
+    /// The response that it becomes.
+    fn response(self) -> HttpResponse {
+        let Self { driver, begun: Begun { head, mut leg }, endpoint, decision } = self;
+        let Driver { worker, envelope, handle, outbound, .. } = driver;
+        let mut response = super::kept::head(&head, &envelope.id);
+        if worker.settings().explain_headers {
+            let prefill = handle.prefill_endpoint();
             headers::explain(
                 response.headers_mut(),
-                self.worker.state.router.own(),
+                worker.state.router.own(),
                 &endpoint.spec,
                 prefill.as_ref().map(|prefill| &prefill.spec),
-                decision,
+                &decision,
             );
         }
         if let Some(whole) = leg.take_whole() {
-            self.handle.note(|account| account.bytes = whole.len() as u64);
-            self.handle.first_byte();
-            close(&self.worker, &self.handle, leg.reader());
-            return if self.envelope.request.method() == Method::HEAD {
+            handle.note(|account| account.bytes = whole.len() as u64);
+            handle.first_byte();
+            close(&worker, &handle, &leg);
+            return if envelope.request.method() == Method::HEAD {
                 response.set_body(BoxBody::new(super::kept::HeadOnly::of(&head)))
             } else {
                 response.set_body(BoxBody::new(whole))
@@ -244,12 +326,19 @@ impl Driver {
             Reader::Events(_) => BodySize::Stream,
             _ => head.content_length().map_or(BodySize::Stream, BodySize::Sized),
         };
-        if size == BodySize::Stream && self.envelope.request.version() < Version::HTTP_11 {
+        if size == BodySize::Stream && envelope.request.version() < Version::HTTP_11 {
             // Such a client knows no chunks: for it the reply ends with the connection.
             response.head_mut().no_chunking(true);
             response.head_mut().set_connection_type(ConnectionType::Close);
         }
-        let relay = Relay::new(self.worker, self.handle, leg, size);
+        let resumption = match (outbound, leg.reader()) {
+            (Outbound::Whole(body), Reader::Events(_)) if handle.resumes() => {
+                let bytes_max = worker.settings().resume_bytes_max;
+                Resumption::of(handle.shape().route, body, envelope, bytes_max)
+            }
+            _ => None,
+        };
+        let relay = Relay::new(worker, handle, leg, size, resumption);
         response.set_body(BoxBody::new(relay))
     }
 }

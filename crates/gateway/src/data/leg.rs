@@ -7,7 +7,8 @@ use bytes::Bytes;
 use routing::request::Route;
 use routing::retry::LegFault;
 
-use crate::stream::{Dialect, Ending, Scanner, Tail, Usage};
+use crate::resume::Stitch;
+use crate::stream::{Dialect, Ending, Pieces, Scanner, Tail, Usage};
 use crate::upstream::{Head, ReplyBody};
 
 /// How a reply's bytes are read along.
@@ -67,6 +68,8 @@ pub(crate) struct Leg {
     /// `None` once it was hung up on.
     upstream: Option<ReplyBody>,
     reader: Reader,
+    /// Where it continues a stream that broke.
+    stitch: Option<Stitch>,
     ready: VecDeque<Bytes>,
     over: bool,
 }
@@ -87,7 +90,39 @@ pub(crate) enum More {
 
 impl Leg {
     pub(crate) fn new(upstream: ReplyBody, reader: Reader) -> Self {
-        Self { upstream: Some(upstream), reader, ready: VecDeque::new(), over: false }
+        Self { upstream: Some(upstream), reader, stitch: None, ready: VecDeque::new(), over: false }
+    }
+
+    /// The same, as what continues a stream that broke: what is ready, and what will be, becomes part of that.
+    pub(crate) fn stitched(mut self, stitch: Stitch) -> Self {
+        let ready = self.ready.iter().map(|piece| stitch.joined(piece));
+        self.ready = ready.filter(|piece| !piece.is_empty()).collect();
+        self.stitch = Some(stitch);
+        self
+    }
+
+    /// The engine's word on tokens so far, about the whole answer.
+    pub(crate) fn usage(&self) -> Option<Usage> {
+        let usage = self.reader.usage()?;
+        Some(self.stitch.as_ref().map_or(usage, |stitch| stitch.usage(usage)))
+    }
+
+    /// The engine's own event that says that it failed, if that is how it ended.
+    pub(crate) fn take_error_event(&mut self) -> Option<Bytes> {
+        match &mut self.reader {
+            Reader::Events(scanner) => scanner.take_error_event(),
+            Reader::Whole(_) | Reader::Blind => None,
+        }
+    }
+
+    fn make_ready(&mut self, pieces: Pieces) {
+        match &self.stitch {
+            None => self.ready.extend(pieces),
+            Some(stitch) => {
+                let joined = pieces.iter().map(|piece| stitch.joined(piece));
+                self.ready.extend(joined.filter(|piece| !piece.is_empty()));
+            }
+        }
     }
 
     /// Tokens of the answer in what came since this was last asked; `None` where they can't be told.
@@ -155,14 +190,19 @@ impl Leg {
         match &mut self.reader {
             Reader::Events(scanner) => {
                 let pushed = scanner.push(data);
-                self.ready.extend(pushed.pieces);
-                match scanner.ending() {
+                let fault = match scanner.ending() {
                     // The text before it stays; what pretends to be an ending does not.
-                    Ending::Aborted => {
+                    Ending::Aborted => Some(LegFault::Aborted),
+                    Ending::Failed if !scanner.error_is_clients() => Some(LegFault::ErrorEvent),
+                    _ => None,
+                };
+                self.make_ready(pushed.pieces);
+                match fault {
+                    Some(fault) => {
                         self.over = true;
-                        More::Failed(LegFault::Truncated)
+                        More::Failed(fault)
                     }
-                    _ => More::Bytes { events: pushed.events },
+                    None => More::Bytes { events: pushed.events },
                 }
             }
             Reader::Whole(tail) => {
@@ -183,13 +223,14 @@ impl Leg {
         let rest = scanner.finish();
         match scanner.ending() {
             Ending::Finished | Ending::Done => {
-                self.ready.extend(rest.pieces);
+                self.make_ready(rest.pieces);
                 More::Whole
             }
             // Half an event would spoil the error event that follows: it is left out.
-            Ending::Open | Ending::Aborted => More::Failed(LegFault::Truncated),
+            Ending::Open => More::Failed(LegFault::Truncated),
+            Ending::Aborted => More::Failed(LegFault::Aborted),
             Ending::Failed => {
-                self.ready.extend(rest.pieces);
+                self.make_ready(rest.pieces);
                 More::Failed(LegFault::ErrorEvent)
             }
         }

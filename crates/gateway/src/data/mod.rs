@@ -9,6 +9,7 @@ mod kept;
 mod leg;
 pub(crate) mod queue;
 mod relay;
+mod resumption;
 mod room;
 mod split;
 mod upload;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use actix_web::body::{BodySize, MessageBody};
 use actors::lifecycle::{LifecycleHandle, Order};
@@ -13,6 +13,7 @@ use routing::request::Route;
 use routing::retry::{LegFailure, LegFault};
 
 use super::leg::{Leg, More, Reader};
+use super::resumption::{Resumed, Resumption};
 use crate::errors::EdgeError;
 use crate::stream::Ending;
 use crate::worker::Worker;
@@ -20,11 +21,36 @@ use crate::worker::Worker;
 /// Relays a reply to its end and tells the lifecycle what happens. Dropping it before means that the client
 /// is gone, which closes the engine's connection as well.
 pub(crate) struct Relay {
+    state: State,
+    size: BodySize,
+}
+
+#[expect(clippy::large_enum_variant, reason = "nearly all live and die as the large one")]
+enum State {
+    /// The reply comes.
+    Live(Live),
+    /// It broke, and is about to come from elsewhere.
+    Resuming(Pin<Box<dyn Future<Output = Live>>>),
+    /// Between the two.
+    Between,
+}
+
+/// A reply that comes from one endpoint.
+struct Live {
     worker: Rc<Worker>,
     handle: LifecycleHandle,
     leg: Leg,
-    size: BodySize,
     stage: Stage,
+    /// What is kept of a stream that goes on elsewhere if it breaks.
+    resumption: Option<Box<Resumption>>,
+}
+
+/// What a turn of a reply has come to.
+enum Turn {
+    /// Bytes, or the end.
+    Out(Option<Result<Bytes, CutShort>>),
+    /// It broke after this, and is to go on elsewhere.
+    Resume(LegFailure),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,12 +81,44 @@ impl std::error::Error for CutShort {}
 
 impl Relay {
     /// A relay of `leg`, which has bytes ready: the first byte is there.
-    pub(crate) fn new(worker: Rc<Worker>, handle: LifecycleHandle, leg: Leg, size: BodySize) -> Self {
+    pub(crate) fn new(
+        worker: Rc<Worker>,
+        handle: LifecycleHandle,
+        leg: Leg,
+        size: BodySize,
+        resumption: Option<Box<Resumption>>,
+    ) -> Self {
+        Self { state: State::Live(Live::begin(worker, handle, leg, resumption)), size }
+    }
+}
+
+impl Live {
+    fn begin(
+        worker: Rc<Worker>,
+        handle: LifecycleHandle,
+        leg: Leg,
+        resumption: Option<Box<Resumption>>,
+    ) -> Self {
         handle.first_byte();
-        let mut relay = Self { worker, handle, leg, size, stage: Stage::Relaying };
-        relay.note_progress();
-        relay.settle_if_over();
-        relay
+        let mut live = Self { worker, handle, leg, stage: Stage::Relaying, resumption };
+        live.note_progress();
+        live.settle_if_over();
+        live
+    }
+
+    /// The same reply from elsewhere, or its end.
+    async fn resume(self, after: LegFailure) -> Self {
+        let Self { worker, handle, mut leg, stage: _, resumption } = self;
+        leg.hang_up();
+        note_events(&handle, &leg);
+        match Resumption::go_on(resumption, &worker, handle, &leg, after).await {
+            Resumed::Comes { handle, leg, resumption } => Self::begin(worker, handle, *leg, Some(resumption)),
+            Resumed::Ended { handle, order } => {
+                let mut live = Self { worker, handle, leg, stage: Stage::AwaitingOrder, resumption: None };
+                live.obey(order);
+                live
+            }
+        }
     }
 
     fn note_progress(&mut self) {
@@ -88,7 +146,7 @@ impl Relay {
 
     fn settle(&mut self) {
         self.stage = Stage::Settled;
-        close(&self.worker, &self.handle, self.leg.reader());
+        close(&self.worker, &self.handle, &self.leg);
     }
 
     fn fail(&mut self, fault: LegFault) {
@@ -103,11 +161,16 @@ impl Relay {
             Order::CutReply(_)
             | Order::GiveUp(_)
             | Order::RetryElsewhere { .. }
+            | Order::ResumeElsewhere { .. }
             | Order::DecodeElsewhere { .. } => None,
         };
+        let said = self.leg.take_error_event();
         self.stage = match (cause, self.leg.reader()) {
             // The engine has said so itself.
-            (Some(_), Reader::Events(scanner)) if scanner.ending() == Ending::Failed => Stage::Ending,
+            (Some(_), Reader::Events(scanner)) if scanner.ending() == Ending::Failed => {
+                said.into_iter().for_each(|event| self.leg.append(event));
+                Stage::Ending
+            }
             (Some(cause), Reader::Events(scanner)) => {
                 let event = error_event(self.handle.shape().route, &cause, scanner.is_mid_event());
                 self.leg.append(event);
@@ -118,13 +181,18 @@ impl Relay {
     }
 }
 
+/// Notes the events of a leg that is over: a stream may have several.
+fn note_events(handle: &LifecycleHandle, leg: &Leg) {
+    if let Reader::Events(scanner) = leg.reader() {
+        handle.note(|account| account.events = account.events.saturating_add(scanner.events()));
+    }
+}
+
 /// Tells the lifecycle of a reply's proper end, with what was read of it.
-pub(crate) fn close(worker: &Worker, handle: &LifecycleHandle, reader: &Reader) {
-    let usage = reader.usage();
+pub(crate) fn close(worker: &Worker, handle: &LifecycleHandle, leg: &Leg) {
+    let usage = leg.usage();
+    note_events(handle, leg);
     handle.note(|account| {
-        if let Reader::Events(scanner) = reader {
-            account.events = scanner.events();
-        }
         if let Some(usage) = usage {
             account.prompt_tokens = Some(usage.prompt_tokens);
             account.output_tokens = Some(usage.output_tokens);
@@ -132,7 +200,7 @@ pub(crate) fn close(worker: &Worker, handle: &LifecycleHandle, reader: &Reader) 
         }
     });
     if handle.shape().route == Route::Responses
-        && let Some(id) = reader.response_id()
+        && let Some(id) = leg.reader().response_id()
     {
         worker.pin_response(id, handle);
     }
@@ -158,6 +226,60 @@ fn error_event(route: Route, cause: &EndCause, mid_event: bool) -> Bytes {
     event.freeze()
 }
 
+impl Live {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Turn> {
+        loop {
+            if let Some(piece) = self.leg.pop() {
+                self.handle.client_behind(true);
+                self.handle.note(|account| account.bytes += piece.len() as u64);
+                if let Some(resumption) = &mut self.resumption {
+                    resumption.keep(&piece);
+                }
+                return Poll::Ready(Turn::Out(Some(Ok(piece))));
+            }
+            match self.stage {
+                Stage::Ending => return Poll::Ready(Turn::Out(None)),
+                Stage::Cutting => return Poll::Ready(Turn::Out(Some(Err(CutShort)))),
+                Stage::Relaying | Stage::AwaitingOrder => match self.handle.poll_order(context) {
+                    Poll::Ready(Order::ResumeElsewhere { after }) => {
+                        return Poll::Ready(Turn::Resume(after));
+                    }
+                    Poll::Ready(order) => {
+                        self.obey(order);
+                        continue;
+                    }
+                    Poll::Pending if self.stage == Stage::AwaitingOrder => return Poll::Pending,
+                    Poll::Pending => {}
+                },
+                Stage::Settled => {}
+            }
+            let more = match self.leg.poll_more(context) {
+                Poll::Pending => {
+                    self.handle.client_behind(false);
+                    return Poll::Pending;
+                }
+                Poll::Ready(more) => more,
+            };
+            match (more, self.stage) {
+                (More::Bytes { events }, _) => {
+                    if events > 0 {
+                        self.note_progress();
+                    }
+                    self.settle_if_over();
+                }
+                (More::Whole, Stage::Relaying) => {
+                    self.settle();
+                    self.stage = Stage::Ending;
+                }
+                // The client has all that counts.
+                (More::Whole | More::Failed(_), Stage::Settled) => self.stage = Stage::Ending,
+                (More::Failed(fault), _) => self.fail(fault),
+                (More::Whole, _) => self.stage = Stage::Ending,
+            }
+        }
+    }
+}
+
 impl MessageBody for Relay {
     type Error = CutShort;
 
@@ -169,49 +291,21 @@ impl MessageBody for Relay {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, CutShort>>> {
-        let relay = &mut *self;
         loop {
-            if let Some(piece) = relay.leg.pop() {
-                relay.handle.client_behind(true);
-                relay.handle.note(|account| account.bytes += piece.len() as u64);
-                return Poll::Ready(Some(Ok(piece)));
-            }
-            match relay.stage {
-                Stage::Ending => return Poll::Ready(None),
-                Stage::Cutting => return Poll::Ready(Some(Err(CutShort))),
-                Stage::Relaying | Stage::AwaitingOrder => {
-                    if let Poll::Ready(order) = relay.handle.poll_order(context) {
-                        relay.obey(order);
-                        continue;
+            match &mut self.state {
+                State::Live(live) => match ready!(live.poll(context)) {
+                    Turn::Out(out) => return Poll::Ready(out),
+                    Turn::Resume(after) => {
+                        if let State::Live(live) = std::mem::replace(&mut self.state, State::Between) {
+                            self.state = State::Resuming(Box::pin(live.resume(after)));
+                        }
                     }
-                    if relay.stage == Stage::AwaitingOrder {
-                        return Poll::Pending;
-                    }
+                },
+                State::Resuming(resuming) => {
+                    let live = ready!(resuming.as_mut().poll(context));
+                    self.state = State::Live(live);
                 }
-                Stage::Settled => {}
-            }
-            let more = match relay.leg.poll_more(context) {
-                Poll::Pending => {
-                    relay.handle.client_behind(false);
-                    return Poll::Pending;
-                }
-                Poll::Ready(more) => more,
-            };
-            match (more, relay.stage) {
-                (More::Bytes { events }, _) => {
-                    if events > 0 {
-                        relay.note_progress();
-                    }
-                    relay.settle_if_over();
-                }
-                (More::Whole, Stage::Relaying) => {
-                    relay.settle();
-                    relay.stage = Stage::Ending;
-                }
-                // The client has all that counts.
-                (More::Whole | More::Failed(_), Stage::Settled) => relay.stage = Stage::Ending,
-                (More::Failed(fault), _) => relay.fail(fault),
-                (More::Whole, _) => relay.stage = Stage::Ending,
+                State::Between => return Poll::Ready(None),
             }
         }
     }

@@ -7,7 +7,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use actix_web::HttpResponse;
 use actors::lifecycle::{Order, Staged};
 use bytes::Bytes;
 use routing::decision::{Footing, PrefillLeg};
@@ -19,7 +18,7 @@ use routing::{Chosen, Decision};
 use tokio::sync::oneshot;
 
 use super::attempt::{Begun, Outbound, Unserved, attempt};
-use super::drive::{Driver, unless_ordered};
+use super::drive::{Driver, Reply, unless_ordered};
 use super::handoff::{Handoff, Prefilled};
 use super::kept::Kept;
 use crate::connector::{Connector, Meeting};
@@ -81,7 +80,7 @@ impl LegName {
 
 impl Driver {
     /// Sends the request to a pair of endpoints and makes a response of what comes.
-    pub(super) async fn serve_split(mut self, pair: Pair) -> Result<HttpResponse, (Self, Unserved)> {
+    pub(super) async fn serve_split(mut self, pair: Pair) -> Result<Box<Reply>, (Self, Unserved)> {
         let Pair { connector, body, prefill, decode } = pair;
         let shape = self.handle.shape();
         let meeting = Meeting {
@@ -108,7 +107,7 @@ impl Driver {
                 self.count_failed(LegName::Prefill, &order);
                 return Err((self, Unserved::Ordered(order)));
             }
-            Ok(Prefilled::Answered(kept)) => return Ok(self.prefill_answered(*kept)),
+            Ok(Prefilled::Answered(kept)) => return Err(self.prefill_answered(kept).await),
             Ok(Prefilled::Failed(failure, said)) => {
                 self.kept = said;
                 let order = self.prefill_failed(failure).await;
@@ -129,7 +128,7 @@ impl Driver {
         handoff: &Handoff,
         prefilled: oneshot::Receiver<Prefilled>,
         at: Dispatched,
-    ) -> Result<HttpResponse, (Self, Unserved)> {
+    ) -> Result<Box<Reply>, (Self, Unserved)> {
         let mut leg = Outbound::Whole(handoff.decode_leg().unwrap_or_default());
         let (worker, envelope, handle) = (&self.worker, &self.envelope, &self.handle);
         let came = {
@@ -152,12 +151,14 @@ impl Driver {
             .await
         };
         let order = match came {
-            Came::Decode(Ok(begun)) => return Ok(self.reply(begun, &at.endpoint, &at.decision)),
+            Came::Decode(Ok(begun)) => return Ok(self.reply(begun, at.endpoint, at.decision)),
             Came::Decode(Err(Unserved::Answered(kept))) => {
-                self.handle.first_byte();
-                self.handle.ended();
-                handoff.close();
-                return Ok(kept.response(&self.envelope.id));
+                if !self.continues {
+                    self.handle.first_byte();
+                    self.handle.ended();
+                    handoff.close();
+                }
+                return Err((self, Unserved::Answered(kept)));
             }
             Came::Decode(Err(Unserved::Failed(failure, said))) => {
                 let order = self.failed(failure, said).await;
@@ -165,7 +166,7 @@ impl Driver {
                 order
             }
             Came::Decode(Err(unserved)) => return Err((self, unserved)),
-            Came::Prefill(Prefilled::Answered(kept)) => return Ok(self.prefill_answered(*kept)),
+            Came::Prefill(Prefilled::Answered(kept)) => return Err(self.prefill_answered(kept).await),
             Came::Prefill(Prefilled::Failed(failure, said)) => {
                 self.kept = said;
                 self.prefill_failed(failure).await
@@ -176,11 +177,7 @@ impl Driver {
     }
 
     /// Sends the decode leg, and again elsewhere while the lifecycle says so.
-    async fn decode(
-        mut self,
-        handoff: &Handoff,
-        mut at: Dispatched,
-    ) -> Result<HttpResponse, (Self, Unserved)> {
+    async fn decode(mut self, handoff: &Handoff, mut at: Dispatched) -> Result<Box<Reply>, (Self, Unserved)> {
         loop {
             let mut leg = Outbound::Whole(handoff.decode_leg().unwrap_or_default());
             handoff.taken().set(false);
@@ -196,11 +193,13 @@ impl Driver {
                 ),
             );
             let order = match begun.await.unwrap_or_else(|order| Err(Unserved::Ordered(order))) {
-                Ok(begun) => return Ok(self.reply(begun, &at.endpoint, &at.decision)),
+                Ok(begun) => return Ok(self.reply(begun, at.endpoint, at.decision)),
                 Err(Unserved::Answered(kept)) => {
                     handoff.taken().set(false);
-                    self.handle.ended();
-                    return Ok(kept.response(&self.envelope.id));
+                    if !self.continues {
+                        self.handle.ended();
+                    }
+                    return Err((self, Unserved::Answered(kept)));
                 }
                 Err(Unserved::Ordered(order)) => order,
                 Err(Unserved::Failed(failure, said)) => {
@@ -233,9 +232,14 @@ impl Driver {
         Some(Dispatched { decision, endpoint })
     }
 
-    fn prefill_answered(&self, kept: Kept) -> HttpResponse {
+    /// The engine's answer to the prefill leg is the client's, if that has not had one.
+    async fn prefill_answered(self, kept: Box<Kept>) -> (Self, Unserved) {
+        if self.continues {
+            let order = self.prefill_failed(kept.failure()).await;
+            return (self, Unserved::Ordered(order));
+        }
         self.handle.prefill_answered(kept.status());
-        kept.response(&self.envelope.id)
+        (self, Unserved::Answered(kept))
     }
 
     async fn prefill_failed(&self, failure: LegFailure) -> Order {

@@ -7,7 +7,7 @@ use prometheus::{Histogram, IntCounter};
 use routing::admission::Shed;
 use routing::decision::SplitReason;
 use routing::endpoint::Role;
-use routing::lifecycle::{Outcome, Verdict};
+use routing::lifecycle::{Aftermath, Outcome, Verdict};
 use routing::qoe::{Fared, Target};
 use routing::request::{Priority, Route};
 use routing::{Decision, EndpointId, Reason};
@@ -140,6 +140,13 @@ impl WorkerMetrics {
         for tried in &outcome.failed {
             if tried.next.is_ok() {
                 self.metrics.retries.with_label_values(&[tried.failure.as_str()]).inc();
+            }
+        }
+        for broke in &outcome.breaks {
+            let cause = broke.failure.as_str();
+            self.metrics.stream_breaks.with_label_values(&[cause, broke.then.as_str()]).inc();
+            if broke.then == Aftermath::Resumed {
+                self.metrics.resumed.with_label_values(&[cause]).inc();
             }
         }
         if matches!(outcome.verdict, Verdict::Finished { .. }) {

@@ -97,7 +97,7 @@ pub(super) fn marks(event: &[u8], words: Words) -> Marks {
 }
 
 /// Whether an event consists of comment lines (`: keep-alive`) and blank lines only.
-pub(super) fn is_comment(event: &[u8]) -> bool {
+pub(crate) fn is_comment(event: &[u8]) -> bool {
     let mut rest = event;
     // Mostly the first byte tells: few events are comments.
     while let Some(first) = rest.first() {
@@ -231,7 +231,7 @@ fn read_closely(event: &[u8], marks: &mut Marks) {
 }
 
 /// The event's data: its `data:` lines, joined by LF as the format says.
-fn data_of(event: &[u8]) -> Cow<'_, [u8]> {
+pub(crate) fn data_of(event: &[u8]) -> Cow<'_, [u8]> {
     let mut data: Option<Cow<'_, [u8]>> = None;
     for line in event.split(|byte| matches!(byte, b'\n' | b'\r')) {
         let Some(value) = line.strip_prefix(b"data:") else { continue };

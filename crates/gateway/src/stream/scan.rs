@@ -66,6 +66,7 @@ pub(crate) struct Scanner {
     ending: Ending,
     events: u32,
     error_is_clients: bool,
+    error_event: Option<Bytes>,
     content_seen: bool,
     tokens: u32,
     usage: Option<Bytes>,
@@ -82,6 +83,7 @@ impl Scanner {
             ending: Ending::Open,
             events: 0,
             error_is_clients: false,
+            error_event: None,
             content_seen: false,
             tokens: 0,
             usage: None,
@@ -146,6 +148,11 @@ impl Scanner {
     /// Whether the engine's error event says that the request itself is at fault: it would be elsewhere too.
     pub(crate) const fn error_is_clients(&self) -> bool {
         self.error_is_clients
+    }
+
+    /// The engine's event that says that it failed, which has not been let through, as nothing after it has.
+    pub(crate) const fn take_error_event(&mut self) -> Option<Bytes> {
+        self.error_event.take()
     }
 
     /// Events other than comments so far.
@@ -215,6 +222,11 @@ impl Scanner {
                     push_piece(&mut pushed.pieces, buffer.slice(from..begin));
                     from = end;
                 }
+                Fate::Hold => {
+                    push_piece(&mut pushed.pieces, buffer.slice(from..begin));
+                    self.error_event = Some(buffer.slice(begin..end));
+                    from = end;
+                }
                 Fate::WithoutAbort => {
                     push_piece(&mut pushed.pieces, buffer.slice(from..begin));
                     push_piece(&mut pushed.pieces, event::without_abort(event));
@@ -242,13 +254,14 @@ impl Scanner {
         match self.ending {
             // All that follows an abort pretends to be an ending.
             Ending::Aborted => return Fate::Drop,
-            Ending::Failed if marks.done => return Fate::Drop,
+            Ending::Failed if marks.done || !self.error_is_clients => return Fate::Drop,
             Ending::Failed => return Fate::Pass,
             Ending::Open | Ending::Finished | Ending::Done => {}
         }
         if marks.error {
             self.ending = Ending::Failed;
             self.error_is_clients = marks.error_is_clients;
+            return if marks.error_is_clients { Fate::Pass } else { Fate::Hold };
         } else if marks.abort {
             self.ending = Ending::Aborted;
             return Fate::WithoutAbort;
@@ -288,6 +301,8 @@ struct Rest {
 enum Fate {
     Pass,
     Drop,
+    /// It is kept back until it is known that nobody does better.
+    Hold,
     WithoutAbort,
 }
 
@@ -299,7 +314,7 @@ fn push_piece(pieces: &mut Pieces, piece: Bytes) {
 
 /// Where the event that `from` lies in ends (one past its blank line), or from where to look once more
 /// bytes have come. Lines end with LF, CR LF or CR.
-fn event_end(buffer: &[u8], from: usize) -> Result<usize, usize> {
+pub(crate) fn event_end(buffer: &[u8], from: usize) -> Result<usize, usize> {
     let mut at = from;
     while let Some(found) = memchr2(b'\n', b'\r', &buffer[at..]) {
         let line_end = at + found;

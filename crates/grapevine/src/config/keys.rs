@@ -290,6 +290,24 @@ pub const KEYS: &[Key] = &[
         "60000",
         "limit for silence between two chunks of a stream",
     )),
+    live(key(
+        "quiet_ms",
+        Integer(10, DAY_MS),
+        "1000",
+        "silence within a stream after which its engine's health is looked at (at the least: 20 tokens of its pace, if they take longer); an engine that does not answer is left",
+    )),
+    live(key(
+        "resume",
+        Switch,
+        "true",
+        "whether a stream whose engine dies, freezes or aborts goes on at another one, where that is exact to the client; else it ends in an error event",
+    )),
+    live(key(
+        "resume_bytes_max",
+        Integer(1_024, 1 << 32),
+        "2097152",
+        "what is kept of one stream for that, its request and what the client has of the answer; a longer one ends in an error event if it breaks",
+    )),
     live(key("total_timeout_ms", Integer(1, DAY_MS), "3600000", "limit for a whole stream")),
     live(key("total_timeout_whole_ms", Integer(1, DAY_MS), "600000", "limit for a reply in one piece")),
     live(key(

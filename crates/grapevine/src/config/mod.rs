@@ -103,6 +103,12 @@ pub struct Config {
     pub handoff_timeout: Duration,
     /// Limit for silence within a stream.
     pub idle_timeout: Duration,
+    /// Silence within a stream after which its engine is looked at.
+    pub quiet: Duration,
+    /// Whether streams that break go on elsewhere.
+    pub resume: bool,
+    /// What is kept of one stream for that, in bytes.
+    pub resume_bytes_max: u64,
     /// Limit for a whole stream.
     pub total_timeout: Duration,
     /// Limit for a reply in one piece.
@@ -173,6 +179,9 @@ impl Config {
             prefill_timeout: checked.millis("prefill_timeout_ms")?,
             handoff_timeout: checked.millis("handoff_timeout_ms")?,
             idle_timeout: checked.millis("idle_timeout_ms")?,
+            quiet: checked.millis("quiet_ms")?,
+            resume: checked.get("resume")?,
+            resume_bytes_max: checked.get("resume_bytes_max")?,
             total_timeout: checked.millis("total_timeout_ms")?,
             total_timeout_whole: checked.millis("total_timeout_whole_ms")?,
             tries_max: checked.get("tries_max")?,

@@ -216,13 +216,15 @@ fn without_a_word_each_part_gets_the_defaults_that_it_documents() {
     let limits = Limits {
         connect: config.connect_timeout,
         first_byte: config.first_byte_timeout,
+        quiet: config.quiet,
         idle: config.idle_timeout,
         total: config.total_timeout,
         total_whole: config.total_timeout_whole,
         ..Limits::default()
     };
     assert_eq!(limits, Limits::default());
-    assert_eq!(config.tries_max, LifecycleSettings::default().tries_max);
+    let lifecycle = LifecycleSettings::default();
+    assert_eq!((config.tries_max, config.resume), (lifecycle.tries_max, lifecycle.resume));
     let actors = ActorSettings::default();
     assert_eq!(
         (config.scrape_every, config.probe_timeout, config.session_actors_max, config.dead_after),
@@ -235,6 +237,7 @@ fn without_a_word_each_part_gets_the_defaults_that_it_documents() {
         (config.body_room_bytes, config.body_timeout),
         (gateway.body_room_bytes, gateway.body_timeout)
     );
+    assert_eq!(config.resume_bytes_max, gateway.resume_bytes_max);
     assert_eq!(config.explain_headers, gateway.explain_headers);
     assert_eq!(config.connect_timeout, gateway.upstream.connect);
     let gossip = GossipConfig::new(config.replica.clone(), config.gossip);

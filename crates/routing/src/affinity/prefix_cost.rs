@@ -3,6 +3,7 @@
 use super::{Affinity, AffinityName, Preference};
 use crate::picker::cheapest;
 use crate::scene::Scene;
+use crate::tie::Positions;
 
 /// Prefers the endpoint with the fewest expected milliseconds, ties settled: nothing is left to a picker.
 #[derive(Debug)]
@@ -17,7 +18,7 @@ impl Affinity for PrefixCost {
     }
 
     fn prefer(&self, scene: &Scene<'_>) -> Preference {
-        let kept = scene.candidates.kept_list();
+        let kept: Positions = scene.candidates.kept_positions().collect();
         let (at, reason) = cheapest(scene, &kept, self.tie_ms);
         Preference::one(at, reason)
     }

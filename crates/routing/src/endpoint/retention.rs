@@ -8,7 +8,6 @@
 //! A prefix that is missing may also be one that is not there yet: its own prompt still waits, or is being computed.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -39,11 +38,7 @@ pub struct Inserted {
 
 /// The tokens put into one engine's cache, and how many it takes to push an untouched block out.
 #[derive(Debug, Default)]
-pub(crate) struct Retention {
-    state: Mutex<State>,
-    /// Whether anything was ever found gone, so that who asks of an engine of which nothing was needs no lock.
-    forgets: AtomicBool,
-}
+pub(crate) struct Retention(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
@@ -64,7 +59,7 @@ impl Default for State {
 impl Retention {
     /// Tokens were put into the cache.
     pub(crate) fn insert(&self, tokens: u64, now: Moment) {
-        let mut state = self.state.lock();
+        let mut state = self.0.lock();
         let before = state.inserted;
         state.inserted += tokens;
         if state.steps.back().is_some_and(|(last, _)| now.since(*last) < state.step) {
@@ -87,7 +82,7 @@ impl Retention {
 
     /// Tokens put into the cache since `then`.
     pub(crate) fn inserted_since(&self, then: Moment) -> Inserted {
-        let state = self.state.lock();
+        let state = self.0.lock();
         let after = state.steps.partition_point(|(at, _)| *at <= then);
         let before = after.checked_sub(1).and_then(|at| state.steps.get(at)).map_or(0, |(_, before)| *before);
         let by_next = state.steps.get(after).map_or(state.inserted, |(_, before)| *before);
@@ -96,7 +91,7 @@ impl Retention {
 
     /// A block after which so much was inserted was still there.
     pub(crate) fn found(&self, since: Inserted) {
-        let mut state = self.state.lock();
+        let mut state = self.0.lock();
         let distance = since.most;
         if let Some(keeps) = state.keeps
             && distance as f64 > keeps
@@ -111,21 +106,17 @@ impl Retention {
         if ahead > 0 && since.least <= ahead {
             return;
         }
-        let mut state = self.state.lock();
+        let mut state = self.0.lock();
         let distance = since.most as f64;
         state.keeps = Some(match state.keeps {
             Some(keeps) => keeps - PULL * (keeps - distance).max(0.0),
             None => distance,
         });
-        self.forgets.store(true, Ordering::Release);
     }
 
     /// What was last wanted before this time is believed to be gone; `None` while nothing is.
     pub(crate) fn horizon(&self) -> Option<Moment> {
-        if !self.forgets.load(Ordering::Acquire) {
-            return None;
-        }
-        let state = self.state.lock();
+        let state = self.0.lock();
         let gone = state.inserted.checked_sub(state.keeps? as u64)?;
         let after = state.steps.partition_point(|(_, before)| *before <= gone);
         after.checked_sub(1).and_then(|at| state.steps.get(at)).map(|(at, _)| *at)
@@ -133,9 +124,7 @@ impl Retention {
 
     /// The engine began a new life, perhaps with another cache.
     pub(crate) fn forget(&self) {
-        let mut state = self.state.lock();
-        *state = State::default();
-        self.forgets.store(false, Ordering::Release);
+        *self.0.lock() = State::default();
     }
 }
 
@@ -210,7 +199,7 @@ mod tests {
     #[test]
     fn history_is_bounded() {
         let retention = busy(1_000_000);
-        assert!(retention.state.lock().steps.len() <= STEPS_MAX);
+        assert!(retention.0.lock().steps.len() <= STEPS_MAX);
         let since = retention.inserted_since(at(995_000));
         assert!((5_000_000..5_200_000).contains(&since.most), "{since:?}");
         assert!((4_800_000..=5_000_000).contains(&since.least), "{since:?}");

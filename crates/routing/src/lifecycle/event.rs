@@ -5,6 +5,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::outcome::Outcome;
+use super::resume::NoResume;
 use crate::EndpointId;
 use crate::endpoint::{Cause, Signal};
 use crate::retry::LegFailure;
@@ -79,6 +80,17 @@ pub enum Event {
         /// Why it was ejected.
         cause: Cause,
     },
+    /// What was seen when its endpoint was looked at ([`Effect::Look`]).
+    Looked {
+        /// Which one.
+        endpoint: EndpointId,
+        /// What was seen.
+        seen: Seen,
+        /// How many requests of this replica run there.
+        in_flight: u32,
+    },
+    /// The continuation that [`Effect::ResumeElsewhere`] asks for can't be said.
+    Unresumable(NoResume),
     /// The client is gone.
     ClientGone,
     /// The replica ends, and the time for what runs is up.
@@ -94,6 +106,15 @@ pub enum LegOrder {
     PrefillFirst,
     /// Both go at once and find each other.
     Together,
+}
+
+/// What a look at an endpoint has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Seen {
+    /// It answers, and not that it can't go on.
+    Answers,
+    /// It does not, or says that it can't go on, or can't be reached.
+    Nothing,
 }
 
 /// Whether the decode leg of a split request was sent.
@@ -142,6 +163,17 @@ pub enum Effect {
     RetryElsewhere {
         /// What failed.
         after: LegFailure,
+    },
+    /// The stream broke: choose again, not among those tried, and dispatch what continues it there. The client hears
+    /// nothing of it. [`Event::Refused`] if there is no endpoint, [`Event::Unresumable`] if it can't be said.
+    ResumeElsewhere {
+        /// What failed.
+        after: LegFailure,
+    },
+    /// Look whether this endpoint still answers anything, and say so by [`Event::Looked`].
+    Look {
+        /// Which one.
+        endpoint: EndpointId,
     },
     /// Choose another endpoint for the decode leg and dispatch it there, with what the prefill leg's reply says.
     /// [`Event::Refused`] if there is none.

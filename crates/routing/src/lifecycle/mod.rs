@@ -3,36 +3,44 @@
 //!
 //! ```text
 //! admitted -> queued -> prefilling (-> handed-off) -> decoding -> finished
-//!                 ^         |              |              |
-//!                 +- retrying -------------+              +-> failed (error event)     any -> cancelled
+//!                 ^         |              |           |  ^
+//!                 +- retrying -------------+           |  |                            any -> cancelled
+//!                                          resuming <--+--+
+//!                                                      +-> failed (error event)
 //! ```
 //!
 //! A split request has two legs, of which each fails by itself: a failed prefill leg is tried with another prefill
 //! endpoint or whole, a failed decode leg with another decode endpoint and the same prefill. What a prefill leg may
 //! have staged is either taken by a decode leg that brings a byte, or there is an [`Effect::ReleaseStaged`] for it.
 //!
-//! Before the first byte a failed leg is tried elsewhere; after it the reply is ended so that nobody takes it
-//! for complete. The machine performs nothing: it answers each [`Event`] with [`Effect`]s, gives each
+//! Before the first byte a failed leg is tried elsewhere. After it a stream that can be continued exactly is resumed
+//! ([`OnBreak`]): the same machine sends its continuation to another endpoint, split or whole, and all that would have
+//! been a retry is part of that. Any other reply is ended so that nobody takes it for complete. The machine performs nothing: it answers each [`Event`] with [`Effect`]s, gives each
 //! dispatched charge back exactly once and ends exactly once, whatever the order of events.
 
 mod event;
 mod limits;
 mod outcome;
 mod phase;
+mod resume;
 mod split;
+
+use std::time::Duration;
 
 use smallvec::{SmallVec, smallvec};
 
-pub use event::{AbortCause, DecodeLeg, Effect, Effects, EndCause, Event, GiveUp, LegOrder, Limit};
+pub use event::{AbortCause, DecodeLeg, Effect, Effects, EndCause, Event, GiveUp, LegOrder, Limit, Seen};
 pub use limits::{Delivery, Limits};
 pub use outcome::{FailedTry, Outcome, Verdict};
 pub use phase::Phase;
+pub use resume::{Aftermath, Break, NoResume, OnBreak};
 pub use split::HANDOFF_AGE_MAX;
 
 use crate::endpoint::{Cause, Signal};
-use crate::retry::{LegFailure, LegFault, NoRetry, RetryPlan, WhoseFault};
+use crate::retry::{LegFailure, LegFault, RetryPlan, WhoseFault};
 use crate::{EndpointId, Moment};
 
+use resume::{Begun, Look};
 use split::{Handed, Parted};
 
 /// One request.
@@ -48,6 +56,12 @@ pub struct Lifecycle {
     paired: Option<EndpointId>,
     /// The prefill endpoint that is taken to have failed a decode leg.
     suspected: Option<EndpointId>,
+    on_break: OnBreak,
+    /// Once a byte of the reply has reached the client.
+    begun: Option<Begun>,
+    breaks: SmallVec<[Break; 1]>,
+    /// Silence within a stream after which its endpoint is looked at.
+    quiet: Duration,
 }
 
 /// The leg whose reply the client gets: all of the request, or the decode of a split one.
@@ -73,8 +87,8 @@ enum State {
     Decoding {
         leg: Leg,
         handed: Option<Handed>,
-        first_byte: Moment,
         last_byte: Moment,
+        look: Look,
     },
     /// `staged` if a prompt is computed and waits for another decode endpoint.
     Retrying {
@@ -89,6 +103,7 @@ impl Lifecycle {
     pub fn new(limits: Limits, delivery: Delivery, plan: RetryPlan, now: Moment) -> Self {
         plan.budget().request(now);
         Self {
+            quiet: limits.quiet,
             limits,
             delivery,
             plan,
@@ -97,19 +112,30 @@ impl Lifecycle {
             failed: SmallVec::new(),
             paired: None,
             suspected: None,
+            on_break: OnBreak::End(NoResume::Off),
+            begun: None,
+            breaks: SmallVec::new(),
         }
+    }
+
+    /// The same request, with what becomes of its stream if that breaks.
+    #[must_use]
+    pub const fn on_break(mut self, on_break: OnBreak) -> Self {
+        self.on_break = on_break;
+        self
     }
 
     /// Where it stands.
     pub const fn phase(&self) -> Phase {
         match self.state {
+            State::Decoding { .. } => Phase::Decoding,
+            State::Over(phase) => phase,
+            _ if self.begun.is_some() => Phase::Resuming,
             State::Admitted => Phase::Admitted,
             State::Queued => Phase::Queued,
             State::Prefilling { .. } | State::Parted(_) => Phase::Prefilling,
             State::HandedOff(_) => Phase::HandedOff,
-            State::Decoding { .. } => Phase::Decoding,
             State::Retrying { .. } => Phase::Retrying,
-            State::Over(phase) => phase,
         }
     }
 
@@ -150,7 +176,7 @@ impl Lifecycle {
             Delivery::Stream => self.started.plus(self.limits.total),
             Delivery::Whole => self.started.plus(self.limits.total_whole),
         };
-        let first_byte = self.started.plus(self.limits.first_byte);
+        let first_byte = self.awaited_since().plus(self.limits.first_byte);
         let sooner = match (self.delivery, self.state) {
             (_, State::Over(_)) => return None,
             (delivery, State::Parted(parted)) => {
@@ -216,8 +242,10 @@ impl Lifecycle {
             Event::Shutdown => self.stopped(None, now),
             Event::Tick => match self.next_deadline() {
                 Some((at, limit)) if at <= now => self.stopped(Some(limit), now),
-                _ => Effects::new(),
+                _ => self.look(now),
             },
+            Event::Looked { endpoint, seen, in_flight } => self.looked(endpoint, seen, in_flight, now),
+            Event::Unresumable(why) => self.unresumable(why, now),
         }
     }
 
@@ -249,9 +277,12 @@ impl Lifecycle {
                 // All that is left is whom it was held against that a decode leg failed, which may be wrong.
                 Some(suspected) => {
                     self.plan.clear(suspected);
-                    smallvec![Effect::RetryElsewhere { after }]
+                    smallvec![self.elsewhere(after)]
                 }
-                None => self.give_up(give_up_after(after), now),
+                None => {
+                    self.settle_break(Aftermath::NoEndpoint);
+                    self.give_up(give_up_after(after), now)
+                }
             },
             State::Retrying { after, staged: Some(staged) } => {
                 // Nobody takes over what is computed: it may still be served whole.
@@ -259,7 +290,7 @@ impl Lifecycle {
                     self.prefill_is_gone(staged.parted.prefill, staged.doubted);
                 }
                 self.state = State::Retrying { after, staged: None };
-                smallvec![staged.parted.release_staged(), Effect::RetryElsewhere { after }]
+                smallvec![staged.parted.release_staged(), self.elsewhere(after)]
             }
             _ => Effects::new(),
         }
@@ -282,7 +313,11 @@ impl Lifecycle {
             }
             _ => return Effects::new(),
         };
-        self.state = State::Decoding { leg, handed, first_byte: now, last_byte: now };
+        match self.begun {
+            None => self.begun = Some(Begun::new(&leg, handed.as_ref(), now)),
+            Some(_) => self.settle_break(Aftermath::Resumed),
+        }
+        self.state = State::Decoding { leg, handed, last_byte: now, look: Look::from(now) };
         effects.push(Effect::FirstToken { endpoint: leg.endpoint });
         effects
     }
@@ -290,7 +325,7 @@ impl Lifecycle {
     fn ended(&mut self, now: Moment) -> Effects {
         match self.state {
             State::Decoding { leg, .. } => self.finished(leg, leg.status.unwrap_or(200), now),
-            State::HandedOff(handed) => match handed.parted.status {
+            State::HandedOff(handed) => match handed.parted.status.filter(|_| self.begun.is_none()) {
                 Some(status) if self.delivery == Delivery::Whole || status >= 300 => {
                     let mut effects: Effects = smallvec![handed.parted.release_staged()];
                     effects.extend(self.finished(handed.leg(), status, now));
@@ -298,7 +333,7 @@ impl Lifecycle {
                 }
                 _ => self.decode_failed(handed.parted, LegFailure::new(LegFault::Truncated), 1, now),
             },
-            State::Prefilling { leg } => match leg.status {
+            State::Prefilling { leg } => match leg.status.filter(|_| self.begun.is_none()) {
                 // A reply without a body. A stream that was promised and brought nothing is not one.
                 Some(status) if self.delivery == Delivery::Whole || status >= 300 => {
                     self.finished(leg, status, now)
@@ -308,6 +343,7 @@ impl Lifecycle {
                     self.leg_failed(failure, 1, now)
                 }
             },
+            State::Retrying { .. } if self.begun.is_some() => self.ended_after_all(now),
             _ => Effects::new(),
         }
     }
@@ -345,8 +381,7 @@ impl Lifecycle {
         let mut effects: Effects = smallvec![Effect::Release { endpoint }];
         effects.extend(blame(endpoint, &failure));
         if begun {
-            self.failed.push(FailedTry { endpoint, failure, next: Err(NoRetry::NotRetryable) });
-            effects.extend(self.break_off(EndCause::Failure(failure), now));
+            effects.extend(self.broke(endpoint, failure, in_flight, now));
             return effects;
         }
         effects.push(Effect::Withdraw { endpoint });
@@ -360,10 +395,20 @@ impl Lifecycle {
         let FailedTry { failure, next, .. } = failed;
         self.failed.push(failed);
         if next.is_err() {
+            self.settle_break(Aftermath::Failed);
             return self.give_up(give_up_after(failure), now);
         }
         self.state = State::Retrying { after: failure, staged: None };
-        smallvec![Effect::RetryElsewhere { after: failure }]
+        smallvec![self.elsewhere(failure)]
+    }
+
+    /// What has the driver choose again, and send the request or its continuation there.
+    const fn elsewhere(&self, after: LegFailure) -> Effect {
+        if self.begun.is_some() {
+            Effect::ResumeElsewhere { after }
+        } else {
+            Effect::RetryElsewhere { after }
+        }
     }
 
     fn endpoint_lost(&mut self, lost: EndpointId, cause: Cause, now: Moment) -> Effects {
@@ -405,12 +450,12 @@ impl Lifecycle {
 
     /// Ends it by a limit, or for want of a replica. A leg that is too slow is tried elsewhere.
     fn stopped(&mut self, limit: Option<Limit>, now: Moment) -> Effects {
-        if let Some(limit @ (Limit::Prefill | Limit::Handoff)) = limit {
+        if let Some(limit @ (Limit::Prefill | Limit::Handoff | Limit::Idle)) = limit {
             return self.leg_is_silent(limit, now);
         }
         let cause = limit.map_or(AbortCause::Shutdown, AbortCause::Limit);
         let mut effects = self.abort(cause);
-        if let (Some(endpoint), Some(Limit::FirstByte | Limit::Idle)) = (self.endpoint(), limit) {
+        if let (Some(endpoint), Some(Limit::FirstByte)) = (self.endpoint(), limit) {
             effects.push(Effect::Report { endpoint, signal: Signal::Failure(Cause::Silent) });
         }
         match self.state {
@@ -418,6 +463,13 @@ impl Lifecycle {
             State::Decoding { .. } => {
                 let cause = limit.map_or(EndCause::Shutdown, EndCause::Limit);
                 effects.extend(self.break_off(cause, now));
+            }
+            // What was sent to go on with a broken stream has not come to a byte in time.
+            State::Prefilling { .. } | State::Parted(_) | State::HandedOff(_)
+                if self.begun.is_some() && limit.is_some() =>
+            {
+                self.settle_break(Aftermath::Failed);
+                effects.extend(self.give_up(give_up_by(limit), now));
             }
             State::Admitted
             | State::Queued
@@ -449,6 +501,9 @@ impl Lifecycle {
     }
 
     fn give_up(&mut self, what: GiveUp, now: Moment) -> Effects {
+        if self.begun.is_some() {
+            return self.break_off(end_of(what), now);
+        }
         let done = self.done(Verdict::GaveUp(what), now);
         smallvec![Effect::GiveUp(what), done]
     }
@@ -462,23 +517,27 @@ impl Lifecycle {
     }
 
     fn done(&mut self, verdict: Verdict, now: Moment) -> Effect {
-        let (leg, handed, first_byte) = match self.state {
-            State::Prefilling { leg } => (Some(leg), None, None),
-            State::Parted(parted) => (Some(parted.leg()), None, None),
-            State::HandedOff(handed) => (Some(handed.leg()), Some(handed), None),
-            State::Decoding { leg, handed, first_byte, .. } => (Some(leg), handed, Some(first_byte)),
-            _ => (None, None, None),
+        let (leg, handed) = match self.state {
+            State::Prefilling { leg } => (Some(leg), None),
+            State::Parted(parted) => (Some(parted.leg()), None),
+            State::HandedOff(handed) => (Some(handed.leg()), Some(handed.at)),
+            State::Decoding { leg, .. } => (Some(leg), None),
+            _ => (None, None),
         };
-        let sent = leg.map_or(now, |leg| leg.sent);
-        let prefilled = handed.map(|handed| handed.at).or(first_byte);
+        // How long anything took is told of the first reply's beginning.
+        let sent = self.begun.map_or_else(|| leg.map_or(now, |leg| leg.sent), |begun| begun.sent);
+        let handed = self.begun.map_or(handed, |begun| begun.handed);
+        let first_byte = self.begun.map(|begun| begun.first_byte);
+        let prefilled = handed.or(first_byte);
         let outcome = Outcome {
             verdict,
             endpoint: leg.map(|leg| leg.endpoint).or_else(|| self.plan.tried().last().copied()),
             prefill_endpoint: self.prefill_endpoint(),
             failed: std::mem::take(&mut self.failed),
+            breaks: std::mem::take(&mut self.breaks),
             queued_ms: sent.millis_since(self.started),
             prefill_ms: prefilled.map(|at| at.millis_since(sent)),
-            handoff_ms: handed.zip(first_byte).map(|(handed, at)| at.millis_since(handed.at)),
+            handoff_ms: handed.zip(first_byte).map(|(handed, at)| at.millis_since(handed)),
             decode_ms: first_byte.map(|at| now.millis_since(at)),
             ttft_ms: first_byte.map(|at| at.millis_since(self.started)),
             total_ms: now.millis_since(self.started),
@@ -509,9 +568,20 @@ const fn give_up_after(failure: LegFailure) -> GiveUp {
         | LegFault::ConnectTimeout
         | LegFault::Reset
         | LegFault::Truncated
+        | LegFault::Aborted
         | LegFault::ErrorEvent
         | LegFault::Garbled
         | LegFault::EndpointLost(_) => GiveUp::BadGateway { failure },
+    }
+}
+
+/// What ends a reply that has begun where another one would have been given up.
+const fn end_of(what: GiveUp) -> EndCause {
+    match what {
+        GiveUp::Timeout { limit } => EndCause::Limit(limit),
+        GiveUp::BadGateway { failure } => EndCause::Failure(failure),
+        GiveUp::PassOn { status, .. } => EndCause::Failure(LegFailure::new(LegFault::Status(status))),
+        GiveUp::Unavailable | GiveUp::Refusal => EndCause::Shutdown,
     }
 }
 

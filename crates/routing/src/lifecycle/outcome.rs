@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 
 use super::Phase;
 use super::event::{EndCause, GiveUp};
+use super::resume::{Aftermath, Break};
 use crate::EndpointId;
 use crate::retry::{LegFailure, NoRetry, Source};
 
@@ -59,7 +60,10 @@ pub struct Outcome {
     pub prefill_endpoint: Option<EndpointId>,
     /// The tries that failed, in order.
     pub failed: SmallVec<[FailedTry; 2]>,
-    /// From arrival to the last dispatch (or to the end, if there was none), in ms: queueing and failed tries.
+    /// The times that its stream broke, in order.
+    pub breaks: SmallVec<[Break; 1]>,
+    /// From arrival to the dispatch that brought the first byte (or to the last one, or to
+    /// the end, if there was none), in ms: queueing and failed tries.
     pub queued_ms: f64,
     /// From the last dispatch to its first byte, in ms, or to the handoff if it was split; `None` without one.
     pub prefill_ms: Option<f64>,
@@ -74,6 +78,11 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// How often it went on at another endpoint after its stream had broken.
+    pub fn resumed(&self) -> usize {
+        self.breaks.iter().filter(|broke| broke.then == Aftermath::Resumed).count()
+    }
+
     /// From the last dispatch to the end, in ms: what the endpoint itself took. Of a split request from the
     /// handoff.
     pub fn leg_ms(&self) -> f64 {

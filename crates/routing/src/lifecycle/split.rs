@@ -187,6 +187,9 @@ impl Lifecycle {
     /// The engine's answer to the prefill leg is the client's.
     pub(super) fn prefill_answered(&mut self, status: u16, now: Moment) -> Effects {
         let State::Parted(parted) = self.state else { return Effects::new() };
+        if self.begun.is_some() {
+            return self.prefill_failed(LegFailure::new(LegFault::Status(status)), 1, now);
+        }
         let mut effects = parted.given_back(parted.prefill);
         if status >= 500 {
             let signal = Signal::Failure(Cause::ServerError);

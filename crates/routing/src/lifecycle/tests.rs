@@ -27,6 +27,10 @@ fn sent(n: u64) -> Event {
     Event::Dispatched { endpoint: endpoint(n) }
 }
 
+fn looked(n: u64, seen: Seen) -> Event {
+    Event::Looked { endpoint: endpoint(n), seen, in_flight: 1 }
+}
+
 /// An effect in a few words; endpoints by number.
 fn words(effect: &Effect) -> String {
     match effect {
@@ -36,6 +40,8 @@ fn words(effect: &Effect) -> String {
         Effect::Withdraw { endpoint } => format!("withdraw {}", endpoint.raw()),
         Effect::Report { endpoint, signal } => format!("report {} {signal:?}", endpoint.raw()),
         Effect::RetryElsewhere { after } => format!("retry {}", after.as_str()),
+        Effect::ResumeElsewhere { after } => format!("resume {}", after.as_str()),
+        Effect::Look { endpoint } => format!("look {}", endpoint.raw()),
         Effect::DecodeElsewhere { after } => format!("decode-elsewhere {}", after.as_str()),
         Effect::ReleaseStaged { prefill, decode, leg } => {
             format!("release-staged {} for {} {leg:?}", prefill.raw(), decode.raw())
@@ -249,8 +255,8 @@ fn a_limit_that_passes_closes_the_leg_and_tells_the_client_in_its_phase() {
         &[(0, sent(1)), (100, FirstByte), (60_100, Tick)],
         &[
             "abort 1 Limit(Idle)",
-            "release 1",
             "report 1 Failure(Silent)",
+            "release 1",
             "error-event idle-timeout",
             "done failed",
         ],
@@ -271,7 +277,8 @@ fn a_slow_but_live_stream_is_not_cut_for_ten_minutes() {
     lifecycle.step(sent(1), at(0));
     lifecycle.step(FirstByte, at(1_000));
     for n in 1..31 {
-        assert!(lifecycle.step(Tick, at(n * 20_000)).is_empty());
+        assert_eq!(lifecycle.step(Tick, at(n * 20_000)).as_slice(), [Effect::Look { endpoint: endpoint(1) }]);
+        assert!(lifecycle.step(looked(1, Seen::Answers), at(n * 20_000)).is_empty());
         assert!(lifecycle.step(Progress, at(n * 20_000)).is_empty());
     }
     assert_eq!(lifecycle.phase(), Phase::Decoding);
@@ -301,6 +308,7 @@ fn a_replica_that_ends_says_so_in_the_way_that_is_left() {
     );
 }
 
+mod resume;
 mod split;
 
 fn event() -> impl Strategy<Value = Event> {
@@ -324,6 +332,9 @@ fn event() -> impl Strategy<Value = Event> {
         2 => Just(Ended),
         4 => faults.prop_map(failed),
         1 => (0_u64..6).prop_map(|n| Event::EndpointLost { endpoint: endpoint(n), cause: Cause::Silent }),
+        2 => (0_u64..6).prop_map(|n| looked(n, Seen::Nothing)),
+        1 => (0_u64..6).prop_map(|n| looked(n, Seen::Answers)),
+        1 => Just(Event::Unresumable(NoResume::Unreadable)),
         1 => Just(ClientGone),
         1 => Just(Shutdown),
         2 => Just(Tick),
@@ -335,10 +346,12 @@ proptest! {
     #[test]
     fn any_order_of_events_ends_once_and_gives_every_charge_back_once(
         stream: bool,
-        events in prop::collection::vec((event(), prop::sample::select(vec![0_u64, 10, 31_000])), 0..40),
+        resumes: bool,
+        events in prop::collection::vec((event(), prop::sample::select(vec![0_u64, 10, 1_100, 31_000])), 0..40),
     ) {
         let delivery = if stream { Stream } else { Whole };
-        let mut lifecycle = begin(delivery);
+        let resumes = resumes && stream;
+        let mut lifecycle = begin(delivery).on_break(if resumes { OnBreak::Resume } else { OnBreak::End(NoResume::Off) });
         let (mut now_ms, mut held, mut ends, mut told) = (0, Vec::new(), 0, 0);
         let mut begun = false;
         let closing = [(ClientGone, 0), (ClientGone, 0), (Ended, 0)];
@@ -357,7 +370,7 @@ proptest! {
                         held.remove(at.unwrap());
                     }
                     Effect::FirstToken { .. } => {
-                        prop_assert!(!begun);
+                        prop_assert!(!begun || resumes);
                         begun = true;
                     }
                     Effect::GiveUp(_) => {
@@ -373,9 +386,14 @@ proptest! {
                         ends += 1;
                         prop_assert_eq!(outcome.verdict.phase(), lifecycle.phase());
                         prop_assert!(outcome.failed.len() <= 3);
+                        prop_assert!(outcome.breaks.len() <= 3 && outcome.resumed() <= 2);
                     }
                     Effect::DecodeElsewhere { .. } | Effect::ReleaseStaged { .. } => {
                         prop_assert!(false, "nothing was split");
+                    }
+                    Effect::ResumeElsewhere { .. } => prop_assert!(begun && resumes),
+                    Effect::Look { endpoint } => {
+                        prop_assert!(stream && Some(*endpoint) == lifecycle.endpoint());
                     }
                     Effect::AbortUpstream { .. } | Effect::Withdraw { .. } | Effect::Report { .. } => {}
                 }

@@ -16,6 +16,7 @@ use crate::request::RequestShape;
 use crate::router::Rng;
 use crate::scene::Scene;
 use crate::settings::Settings;
+use crate::tie::Positions;
 use crate::view::View;
 use crate::{EndpointId, ReplicaId};
 
@@ -103,7 +104,7 @@ impl Plan {
         positions: &[usize],
         rng: &mut Rng,
     ) -> (usize, Reason) {
-        if positions.len() == scene.candidates.kept().count() {
+        if positions.len() == scene.candidates.kept_positions().count() {
             return self.pick(scene, rng);
         }
         let (candidates, costs) = scene.candidates.at(positions, scene.costs);
@@ -113,7 +114,7 @@ impl Plan {
 
     /// Picks one of the kept candidates, of which there is at least one.
     pub(crate) fn pick(&self, scene: &Scene<'_>, rng: &mut Rng) -> (usize, Reason) {
-        let kept = scene.candidates.kept_list();
+        let kept: Positions = scene.candidates.kept_positions().collect();
         if let [only] = kept[..] {
             return (only, Reason::OnlyCandidate);
         }

@@ -34,8 +34,16 @@ impl ResumeObstacles {
     pub const PROMPT_LIST: Self = Self(1 << 7);
     /// A prompt of token ids.
     pub const TOKEN_IDS: Self = Self(1 << 8);
+    /// The last message is continued as it is, or no answer is begun.
+    pub const CONTINUED: Self = Self(1 << 9);
+    /// A text completion without a limit of its own: what the engine's is, is not known.
+    pub const LIMITLESS: Self = Self(1 << 10);
+    /// The engine cuts the prompt, or it is no text.
+    pub const OTHER_PROMPT: Self = Self(1 << 11);
+    /// The reply says token ids, the prompt's among them.
+    pub const IDS_SAID: Self = Self(1 << 12);
 
-    const NAMES: [(Self, &'static str); 9] = [
+    const NAMES: [(Self, &'static str); 13] = [
         (Self::TOOLS, "tools"),
         (Self::LOGPROBS, "logprobs"),
         (Self::SAMPLES, "samples"),
@@ -45,6 +53,10 @@ impl ResumeObstacles {
         (Self::ECHO, "echo"),
         (Self::PROMPT_LIST, "prompt_list"),
         (Self::TOKEN_IDS, "token_ids"),
+        (Self::CONTINUED, "continued"),
+        (Self::LIMITLESS, "limitless"),
+        (Self::OTHER_PROMPT, "other_prompt"),
+        (Self::IDS_SAID, "ids_said"),
     ];
 
     /// Whether there are none.
@@ -101,6 +113,8 @@ pub(super) struct Body<'a> {
     beams: bool,
     structured: [bool; STRUCTURED_FIELDS],
     functions: [bool; 2],
+    continued: [bool; 2],
+    prompt_cut: bool,
 }
 
 const STRUCTURED_FIELDS: usize = 7;
@@ -117,7 +131,7 @@ pub(super) fn read(route: Route, text: &[u8]) -> Result<Body<'_>, BadRequest> {
         found => return Err(BadRequest::not_an_object(found)),
     }
     cursor.end()?;
-    body.settle();
+    body.settle(route);
     Ok(body)
 }
 
@@ -255,6 +269,17 @@ fn read_member<'a>(
         b"repetition_penalty" => {
             body.penalties[2] = number(cursor, "repetition_penalty")?.is_some_and(|v| v != 1.0);
         }
+        b"continue_final_message" => {
+            body.continued[0] = boolean(cursor, "continue_final_message")?.unwrap_or(false);
+        }
+        b"add_generation_prompt" => {
+            body.continued[1] = !boolean(cursor, "add_generation_prompt")?.unwrap_or(true);
+        }
+        b"truncate_prompt_tokens" => body.prompt_cut = present(cursor)?.is_some(),
+        b"return_token_ids" => {
+            let said = present(cursor)?.is_some_and(|value| value != b"false");
+            body.obstacles.set(ResumeObstacles::IDS_SAID, said);
+        }
         b"response_format" => body.structured[0] = is_structured(cursor)?,
         b"text" if route == Route::Responses => body.structured[1] = has_structured_format(cursor)?,
         b"guided_json" => body.structured[2] = present(cursor)?.is_some(),
@@ -270,13 +295,17 @@ fn read_member<'a>(
 }
 
 impl Body<'_> {
-    fn settle(&mut self) {
+    fn settle(&mut self, route: Route) {
         let any = |flags: &[bool]| flags.contains(&true);
         self.obstacles.set(ResumeObstacles::TOOLS, any(&self.functions));
         self.obstacles.set(ResumeObstacles::LOGPROBS, any(&self.logprobs));
         self.obstacles.set(ResumeObstacles::PENALTIES, any(&self.penalties));
         self.obstacles.set(ResumeObstacles::STRUCTURED, any(&self.structured));
-        self.obstacles.set(ResumeObstacles::SAMPLES, self.samples_run() > 1);
+        self.obstacles.set(ResumeObstacles::SAMPLES, self.samples_run() > 1 || self.beams);
+        self.obstacles.set(ResumeObstacles::CONTINUED, any(&self.continued));
+        self.obstacles.set(ResumeObstacles::OTHER_PROMPT, self.prompt_cut || self.opaque_prompt);
+        let limitless = route == Route::Completions && self.max_tokens.is_none();
+        self.obstacles.set(ResumeObstacles::LIMITLESS, limitless);
     }
 
     /// Whether the prompt has to be computed where the answer is: for probabilities of its own tokens, or for beams.

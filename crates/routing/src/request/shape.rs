@@ -8,6 +8,7 @@ use super::refusal::BadRequest;
 use super::rules::ShapeRules;
 use super::text::Text;
 use crate::facts::DecisionSample;
+use crate::lifecycle::{NoResume, OnBreak};
 use crate::{BlockHash, SessionKey};
 
 /// Which of an engine's faces a request is for.
@@ -236,6 +237,17 @@ impl RequestShape {
             slo: Slo::of(Priority::Normal),
             obstacles: ResumeObstacles::default(),
             ignored_headers: 0,
+        }
+    }
+
+    /// What becomes of its stream if that breaks, where streams are resumed at all: only what another engine continues
+    /// exactly goes on.
+    pub fn on_break(&self) -> OnBreak {
+        let can_continue = matches!(self.route, Route::ChatCompletions | Route::Completions);
+        match (self.stream, can_continue && self.obstacles.is_empty()) {
+            (true, true) => OnBreak::Resume,
+            (true, false) => OnBreak::End(NoResume::Inexact),
+            (false, _) => OnBreak::End(NoResume::Off),
         }
     }
 

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::lifecycle::{NoResume, OnBreak};
 use crate::{BlockHash, SessionKey};
 
 mod refused;
@@ -208,7 +209,7 @@ fn raw_prompts_come_as_text_or_tokens_alone_or_in_lists() {
     assert_eq!((text.blocks.len(), text.prompt_bytes, text.prompt_tokens), (1, 26, 7));
     assert_eq!((text.unit, text.prompts), (PromptUnit::Text, 1));
     assert_eq!(text.conversation, None);
-    assert!(text.obstacles.is_empty());
+    assert_eq!(text.obstacles.names().collect::<Vec<_>>(), ["limitless"]);
     let list = prompt(r#"["0123456789abcdef0123456789","x"]"#);
     assert_eq!(list.blocks, text.blocks);
     assert_eq!((list.prompt_bytes, list.prompts), (27, 2));
@@ -338,8 +339,9 @@ fn streams_are_told_apart() {
 #[test]
 fn what_stands_against_a_resume_is_named() {
     let check = |route, rest: &str, expected: &[&str]| {
-        let shape =
-            read(route, &format!(r#"{{"messages":[{{"role":"user"}}],"prompt":"p","input":"i",{rest}}}"#));
+        let body =
+            format!(r#"{{"messages":[{{"role":"user"}}],"prompt":"p","input":"i","max_tokens":9,{rest}}}"#);
+        let shape = read(route, &body);
         assert_eq!(shape.obstacles.names().collect::<Vec<_>>(), expected, "{rest}");
     };
     check(ChatCompletions, r#""temperature":0.2,"stop":["x"],"tools":[],"n":1,"seed":null"#, &[]);
@@ -355,13 +357,35 @@ fn what_stands_against_a_resume_is_named() {
         &["structured"],
     );
     check(ChatCompletions, r#""guided_regex":"a+""#, &["structured"]);
-    check(Responses, r#""text":{"format":{"type":"json_object"}}"#, &["structured"]);
-    check(Responses, r#""text":{"verbosity":"low"}"#, &[]);
+    check(Responses, r#""text":{"format":{"type":"json_object"}}"#, &["structured", "other_prompt"]);
+    check(Responses, r#""text":{"verbosity":"low"}"#, &["other_prompt"]);
     check(ChatCompletions, r#""presence_penalty":0,"frequency_penalty":0.0,"repetition_penalty":1"#, &[]);
     check(ChatCompletions, r#""frequency_penalty":0.5"#, &["penalties"]);
     check(ChatCompletions, r#""repetition_penalty":1.1"#, &["penalties"]);
     check(Completions, r#""prompt":[1,2]"#, &["token_ids"]);
     check(Completions, r#""prompt":["a","b"]"#, &["prompt_list"]);
+    check(ChatCompletions, r#""continue_final_message":false,"add_generation_prompt":true"#, &[]);
+    check(ChatCompletions, r#""continue_final_message":true"#, &["continued"]);
+    check(ChatCompletions, r#""add_generation_prompt":false"#, &["continued"]);
+    check(ChatCompletions, r#""max_tokens":null"#, &[]);
+    check(Completions, r#""max_tokens":null"#, &["limitless"]);
+    check(ChatCompletions, r#""truncate_prompt_tokens":5"#, &["other_prompt"]);
+    check(ChatCompletions, r#""return_token_ids":true"#, &["ids_said"]);
+    check(ChatCompletions, r#""use_beam_search":true"#, &["samples"]);
+}
+
+#[test]
+fn only_streams_of_completions_without_obstacles_are_resumed() {
+    let check = |route, rest: &str, expected: OnBreak| {
+        let body =
+            format!(r#"{{"messages":[{{"role":"user"}}],"prompt":"p","input":"i","max_tokens":9,{rest}}}"#);
+        assert_eq!(read(route, &body).on_break(), expected, "{rest}");
+    };
+    check(ChatCompletions, r#""stream":true"#, OnBreak::Resume);
+    check(Completions, r#""stream":true"#, OnBreak::Resume);
+    check(ChatCompletions, r#""stream":true,"seed":1"#, OnBreak::End(NoResume::Inexact));
+    check(Responses, r#""stream":true"#, OnBreak::End(NoResume::Inexact));
+    check(ChatCompletions, r#""stream":false"#, OnBreak::End(NoResume::Off));
 }
 
 #[test]

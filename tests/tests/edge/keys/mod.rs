@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 use grapevine::config::KEYS;
 
-use crate::{actors, admin, drain, pairs, queue, reload};
+use crate::{actors, admin, drain, pairs, queue, reload, resume};
 
 /// Which test fails when a key no longer does anything.
 const SHOWN_BY: &[(&str, fn())] = &[
@@ -49,6 +49,9 @@ const SHOWN_BY: &[(&str, fn())] = &[
     ("prefill_timeout_ms", pairs::limits::each_leg_has_a_limit_of_its_own_that_ends_it_alone_or_is_said),
     ("handoff_timeout_ms", pairs::limits::each_leg_has_a_limit_of_its_own_that_ends_it_alone_or_is_said),
     ("idle_timeout_ms", limits::each_limit_ends_a_request_and_says_which_it_was),
+    ("quiet_ms", resume::a_silent_engine_is_left_as_soon_as_is_said),
+    ("resume", resume::streams_are_resumed_only_if_it_is_said_so_and_only_as_long_as_is_said),
+    ("resume_bytes_max", resume::streams_are_resumed_only_if_it_is_said_so_and_only_as_long_as_is_said),
     ("total_timeout_ms", limits::each_limit_ends_a_request_and_says_which_it_was),
     ("total_timeout_whole_ms", limits::each_limit_ends_a_request_and_says_which_it_was),
     ("tries_max", limits::a_request_is_tried_as_often_as_allowed),

@@ -9,6 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 /// A request as it came.
@@ -29,6 +30,10 @@ pub enum Answer {
     Events(Vec<String>, Duration),
     /// These events, then nothing more; the connection stays open.
     Stalled(Vec<String>),
+    /// These events; when told to go on those, then `[DONE]`.
+    Then(Vec<String>, Arc<Notify>, Vec<String>),
+    /// These events, then the connection is cut.
+    Cut(Vec<String>),
     /// Nothing; the connection stays open until the other side closes it.
     Silence,
 }
@@ -205,6 +210,27 @@ async fn play(stream: &mut TcpStream, answer: Answer) -> bool {
                 }
             }
             return send_event(stream, "[DONE]").await && stream.write_all(b"0\r\n\r\n").await.is_ok();
+        }
+        Answer::Then(events, go_on, others) => {
+            if !begin_stream(stream).await {
+                return false;
+            }
+            for event in events {
+                let _ = send_event(stream, &event).await;
+            }
+            go_on.notified().await;
+            for event in others {
+                let _ = send_event(stream, &event).await;
+            }
+            return send_event(stream, "[DONE]").await && stream.write_all(b"0\r\n\r\n").await.is_ok();
+        }
+        Answer::Cut(events) => {
+            if begin_stream(stream).await {
+                for event in events {
+                    let _ = send_event(stream, &event).await;
+                }
+            }
+            return false;
         }
         Answer::Stalled(events) => {
             if !begin_stream(stream).await {

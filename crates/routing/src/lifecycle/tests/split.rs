@@ -305,7 +305,7 @@ impl Engines {
             }
             // A leg that failed or was refused has staged nothing.
             Event::PrefillFailed { .. } | Event::PrefillAnswered { .. }
-                if lifecycle.phase() == Phase::Prefilling =>
+                if lifecycle.endpoint().is_some() && lifecycle.endpoint() == lifecycle.prefill_endpoint() =>
             {
                 self.staged.clear();
             }
@@ -342,9 +342,12 @@ proptest! {
     #[test]
     fn any_order_of_events_of_split_requests_ends_once_and_leaves_nothing_behind(
         stream: bool,
+        resumes: bool,
         events in prop::collection::vec((any_event(), prop::sample::select(vec![0_u64, 10, 5_000, 21_000])), 0..40),
     ) {
-        let mut lifecycle = begin(if stream { Stream } else { Whole });
+        let resumes = resumes && stream;
+        let on_break = if resumes { OnBreak::Resume } else { OnBreak::End(NoResume::Inexact) };
+        let mut lifecycle = begin(if stream { Stream } else { Whole }).on_break(on_break);
         let (mut engines, mut now_ms, mut ends) = (Engines::default(), 0, 0);
         let mut begun = false;
         for (event, pause_ms) in events.into_iter().chain([(ClientGone, 0), (ClientGone, 0)]) {
@@ -355,9 +358,9 @@ proptest! {
             for effect in &effects {
                 match effect {
                     Effect::FirstToken { .. } => begun = true,
-                    Effect::RetryElsewhere { .. } | Effect::DecodeElsewhere { .. } | Effect::GiveUp(_) => {
-                        prop_assert!(!begun);
-                    }
+                    Effect::RetryElsewhere { .. } | Effect::GiveUp(_) => prop_assert!(!begun),
+                    Effect::DecodeElsewhere { .. } => prop_assert!(!begun || resumes),
+                    Effect::ResumeElsewhere { .. } => prop_assert!(begun && resumes),
                     Effect::Done(_) => ends += 1,
                     _ => {}
                 }

@@ -1,31 +1,53 @@
 //! Changes of single fields in the bytes of a JSON object. Everything else stays as it was written: spaces, order,
 //! numbers of any size, fields that nobody here has heard of.
 
+use std::borrow::Cow;
+
 use bytes::{BufMut, Bytes, BytesMut};
 use routing::request::members;
 
 /// What becomes of a field that is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Change<'a> {
     /// It stays.
     Keep,
     /// It gets this value.
-    Set(&'static str),
+    Set(Cow<'a, [u8]>),
     /// It goes.
     Drop,
 }
 
+impl Change<'static> {
+    /// It gets this value.
+    pub(crate) const fn set(value: &'static str) -> Self {
+        Self::Set(Cow::Borrowed(value.as_bytes()))
+    }
+}
+
 /// `body` with each of its top fields as `change` says and `added` (name and value) behind them. A field that comes
 /// twice is changed twice. A body that is no object comes back as it is: it has been refused before it gets here.
-pub(super) fn edited(body: &Bytes, change: impl Fn(&[u8]) -> Change, added: &[(&str, &[u8])]) -> Bytes {
+pub(crate) fn edited<'a>(
+    body: &Bytes,
+    change: impl Fn(&[u8]) -> Change<'a>,
+    added: &[(&str, &[u8])],
+) -> Bytes {
+    edited_by(body, |key, _| change(key), added).unwrap_or_else(|| body.clone())
+}
+
+/// The same by each field's key and value; `None` if `body` is no object.
+pub(crate) fn edited_by<'a>(
+    body: &[u8],
+    mut change: impl FnMut(&[u8], &[u8]) -> Change<'a>,
+    added: &[(&str, &[u8])],
+) -> Option<Bytes> {
     let room: usize = added.iter().map(|(name, value)| name.len() + value.len() + 4).sum();
     let mut out = BytesMut::with_capacity(body.len() + room);
-    let Some(open) = body.iter().position(|byte| *byte == b'{') else { return body.clone() };
+    let open = body.iter().position(|byte| *byte == b'{')?;
     out.put_slice(&body[..=open]);
     // Where the last field ended, and whether any was written.
     let (mut at, mut any) = (open + 1, false);
     let is_object = members(body, |key, member, value| {
-        let changed = change(key);
+        let changed = change(key, &body[value.clone()]);
         let gap = &body[at..member.start];
         at = member.end;
         if changed == Change::Drop {
@@ -38,14 +60,12 @@ pub(super) fn edited(body: &Bytes, change: impl Fn(&[u8]) -> Change, added: &[(&
         match changed {
             Change::Set(to) => {
                 out.put_slice(&body[member.start..value.start]);
-                out.put_slice(to.as_bytes());
+                out.put_slice(&to);
             }
             Change::Keep | Change::Drop => out.put_slice(&body[member]),
         }
     });
-    let Some(end) = body.iter().rposition(|byte| *byte == b'}').filter(|end| is_object && *end >= at) else {
-        return body.clone();
-    };
+    let end = body.iter().rposition(|byte| *byte == b'}').filter(|end| is_object && *end >= at)?;
     out.put_slice(&body[at..end]);
     for (name, value) in added {
         if any {
@@ -58,7 +78,7 @@ pub(super) fn edited(body: &Bytes, change: impl Fn(&[u8]) -> Change, added: &[(&
         out.put_slice(value);
     }
     out.put_slice(&body[end..]);
-    out.freeze()
+    Some(out.freeze())
 }
 
 #[cfg(test)]
@@ -68,7 +88,7 @@ mod tests {
     fn check(body: &str, want: &str) {
         let change = |key: &[u8]| match key {
             b"gone" => Change::Drop,
-            b"set" => Change::Set("1"),
+            b"set" => Change::set("1"),
             _ => Change::Keep,
         };
         let got = edited(&Bytes::copy_from_slice(body.as_bytes()), change, &[("new", b"{\"a\":2}")]);
