@@ -28,11 +28,12 @@ use anyhow::Context as _;
 use benches::canned::{self, Kind};
 use benches::machine::{self, Machine};
 use benches::options::{Common, target_folder};
-use benches::peer::{self, Chosen};
+use benches::peer::Chosen;
 use clap::{Parser, ValueEnum as _};
 use serde::Serialize;
 
 use crate::bodies::Body;
+use crate::stand::Programs;
 
 /// CPU, latency, throughput and memory: nginx, HAProxy, routers from PyPI, Grapevine
 #[derive(Parser, Clone, Debug, Serialize)]
@@ -87,17 +88,16 @@ fn main() -> anyhow::Result<()> {
         settings.bodies = Body::value_variants().to_vec();
     }
     settings.common.json_or("peers.json")?;
-    settings.common.grapevine = Some(settings.common.program()?);
     let svg = settings.svg.clone().map_or_else(|| Ok(target_folder()?.join("peers.svg")), anyhow::Ok)?;
-    let peers = peer::install(&settings.peers)?;
+    let programs = Programs::find(&settings)?;
     let load_before = machine::load();
     let mut rows = Vec::new();
     let mut commands = Vec::new();
     for kind in settings.kinds.clone() {
-        rows.extend(measure::all_of(&settings, kind, &peers, &mut commands)?);
+        rows.extend(measure::all_of(&settings, kind, &programs, &mut commands)?);
     }
     let machine = Machine::read(load_before);
-    print!("{machine}{}", table::all(&settings, &peers, &rows)?);
+    print!("{machine}{}", table::all(&settings, &programs.peers, &rows)?);
     println!("\nHow each was started:\n");
     for command in &commands {
         println!("    {command}");
@@ -105,6 +105,7 @@ fn main() -> anyhow::Result<()> {
     std::fs::write(&svg, chart::cpu(&settings, &rows).to_string())
         .with_context(|| format!("writing {}", svg.display()))?;
     println!("\nchart: {}", svg.display());
+    let peers = &programs.peers;
     settings.common.write(&serde_json::json!({
         "machine": machine, "settings": settings, "peers": peers, "commands": commands, "rows": rows
     }))

@@ -5,13 +5,12 @@ use std::time::Duration;
 use anyhow::ensure;
 use benches::canned::Kind;
 use benches::closed_loop;
-use benches::peer::Installed;
 use benches::process::{self, Process};
 use serde::Serialize;
 
 use crate::Settings;
 use crate::bodies::Body;
-use crate::stand::{Stand, Through, Way};
+use crate::stand::{Programs, Stand, Through, Way};
 
 /// What is sent, and how it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -62,10 +61,10 @@ impl Settings {
 pub(crate) fn all_of(
     settings: &Settings,
     kind: Kind,
-    peers: &[Installed],
+    programs: &Programs,
     commands: &mut Vec<String>,
 ) -> anyhow::Result<Vec<Row>> {
-    let stand = Stand::up(settings, kind, peers)?;
+    let stand = Stand::up(settings, kind, programs)?;
     if commands.is_empty() {
         let processes = stand.ways().into_iter().filter_map(|way| way.process);
         commands.extend(processes.map(|process| process.command_line().to_owned()));

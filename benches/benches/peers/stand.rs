@@ -7,10 +7,11 @@ use std::process::Command;
 use anyhow::Context as _;
 use benches::canned::Kind;
 use benches::front::{self, Front, HaproxyMode};
-use benches::peer::{Copies, Installed, Peer, Sharing};
+use benches::peer::{self, Copies, Installed, Peer, Sharing};
 use benches::process::Process;
 use benches::replicas::Replicas;
 use benches::wait;
+use clap::ValueEnum as _;
 use serde::Serialize;
 
 use crate::Settings;
@@ -52,81 +53,106 @@ pub(crate) struct Way<'a> {
     pub(crate) process: Option<&'a Process>,
 }
 
+/// The programs that are measured.
+pub(crate) struct Programs {
+    nginx: Option<PathBuf>,
+    haproxy: Option<PathBuf>,
+    grapevine: PathBuf,
+    /// From PyPI.
+    pub(crate) peers: Vec<Installed>,
+}
+
+impl Programs {
+    /// Finds, builds and installs them; says which are not there.
+    pub(crate) fn find(settings: &Settings) -> anyhow::Result<Self> {
+        let on_path = |program: Option<PathBuf>, name: &str| {
+            if program.is_none() {
+                println!("skipped: {name} is not on the path (apt-get install {name})");
+            }
+            program
+        };
+        Ok(Self {
+            nginx: on_path(front::nginx_program(), "nginx"),
+            haproxy: on_path(front::haproxy_program(), "haproxy"),
+            grapevine: settings.common.program()?,
+            peers: peer::install(&settings.peers)?,
+        })
+    }
+}
+
 /// The engines and all that stands in front of them; gone when dropped.
 pub(crate) struct Stand {
     pub(crate) engines: Process,
     engine_addresses: Vec<SocketAddr>,
-    nginx: Option<Front>,
-    haproxy: Option<Front>,
+    fronts: Vec<(Through, Front)>,
     grapevine: Replicas,
     peers: Vec<(Peer, Copies)>,
 }
 
 impl Stand {
     /// Starts it.
-    pub(crate) fn up(settings: &Settings, kind: Kind, peers: &[Installed]) -> anyhow::Result<Self> {
+    pub(crate) fn up(settings: &Settings, kind: Kind, programs: &Programs) -> anyhow::Result<Self> {
         let addresses: Vec<SocketAddr> =
             (0..settings.engines).map(|_| wait::free_address()).collect::<anyhow::Result<_>>()?;
-        let list: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-        let kind = clap::ValueEnum::to_possible_value(&kind).context("a kind has a name")?;
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args(["--canned", &list.join(","), "--kinds", kind.get_name()]);
-        let engines = Process::start(&mut command)?;
-        for address in &addresses {
-            wait::until_ok(*address, "/health")?;
+        let engines = engines(&addresses, kind)?;
+        let mut fronts = Vec::new();
+        if let Some(program) = &programs.nginx {
+            fronts.push((Through::Nginx, front::nginx(program, &addresses)?));
         }
-        let installed = |program: Option<PathBuf>, name: &str| {
-            if program.is_none() {
-                println!("skipped: {name} is not on the path (apt-get install {name})");
-            }
-            program
-        };
-        let nginx = installed(front::nginx_program(), "nginx");
-        let haproxy = installed(front::haproxy_program(), "haproxy");
-        let program = settings.common.program()?;
-        let mut running = Vec::new();
-        for installed in peers {
+        if let Some(program) = &programs.haproxy {
+            let front = front::haproxy(program, HaproxyMode::HttpRoundRobin, &addresses)?;
+            fronts.push((Through::Haproxy, front));
+        }
+        let serve = settings.common.serve_arguments(&[]);
+        let grapevine = Replicas::start(&programs.grapevine, 1, &addresses, &serve)?;
+        let mut peers = Vec::new();
+        for installed in &programs.peers {
             match Copies::start(installed, 1, Sharing::Nothing, &addresses) {
-                Ok(copies) => running.push((installed.peer, copies)),
+                Ok(copies) => peers.push((installed.peer, copies)),
                 Err(why) => println!("skipped: {} did not start: {why:#}", installed.peer.name()),
             }
         }
-        Ok(Self {
-            nginx: nginx.map(|program| front::nginx(&program, &addresses)).transpose()?,
-            haproxy: haproxy
-                .map(|program| front::haproxy(&program, HaproxyMode::HttpRoundRobin, &addresses))
-                .transpose()?,
-            grapevine: Replicas::start(&program, 1, &addresses, &settings.common.serve_arguments(&[]))?,
-            peers: running,
-            engines,
-            engine_addresses: addresses,
-        })
+        Ok(Self { engines, engine_addresses: addresses, fronts, grapevine, peers })
     }
 
-    /// Every way to the engines.
+    /// Every way to the engines, in the order in which they are measured.
     pub(crate) fn ways(&self) -> Vec<Way<'_>> {
-        let mut ways =
-            vec![Way { through: Through::Direct, address: self.engine_addresses[0], process: None }];
-        for (through, front) in [(Through::Nginx, &self.nginx), (Through::Haproxy, &self.haproxy)] {
-            let way = |front: &'_ Front| (front.address, through);
-            if let (Some((address, through)), Some(front)) = (front.as_ref().map(way), front) {
-                ways.push(Way { through, address, process: Some(&front.process) });
-            }
-        }
+        let direct = self.engine_addresses.first().map(|address| Way {
+            through: Through::Direct,
+            address: *address,
+            process: None,
+        });
+        let fronts = self.fronts.iter().map(|(through, front)| Way {
+            through: *through,
+            address: front.address,
+            process: Some(&front.process),
+        });
         let grapevine = self.grapevine.public().into_iter().zip(&self.grapevine.processes);
-        ways.extend(grapevine.map(|(address, process)| Way {
+        let grapevine = grapevine.map(|(address, process)| Way {
             through: Through::Grapevine,
             address,
             process: Some(process),
-        }));
-        for (peer, copies) in &self.peers {
-            let copies = copies.addresses.iter().zip(&copies.processes);
-            ways.extend(copies.map(|(address, process)| Way {
+        });
+        let peers = self.peers.iter().flat_map(|(peer, copies)| {
+            copies.addresses.iter().zip(&copies.processes).map(|(address, process)| Way {
                 through: Through::Peer(*peer),
                 address: *address,
                 process: Some(process),
-            }));
-        }
-        ways
+            })
+        });
+        direct.into_iter().chain(fronts).chain(grapevine).chain(peers).collect()
     }
+}
+
+/// The canned engines, in one process that is this program.
+fn engines(addresses: &[SocketAddr], kind: Kind) -> anyhow::Result<Process> {
+    let list: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    let kind = kind.to_possible_value().context("a kind has a name")?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["--canned", &list.join(","), "--kinds", kind.get_name()]);
+    let engines = Process::start(&mut command)?;
+    for address in addresses {
+        wait::until_ok(*address, "/health")?;
+    }
+    Ok(engines)
 }
