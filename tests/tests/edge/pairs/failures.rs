@@ -47,6 +47,38 @@ async fn when_prefill_fails_everywhere_the_request_is_served_whole_and_that_is_c
 }
 
 #[actix_web::test]
+async fn a_stream_that_breaks_at_its_decode_engine_goes_on_through_another_pair() {
+    let pairs = Pairs::always(2, 2).await;
+    let mut resumed = 0.0;
+    for number in 0..64 {
+        let content = text(&format!("prompt {number}"), 200);
+        let undisturbed: Value = pairs.chat(&content).await.json();
+        // Its connection may break with everything that was on it: then it is a decode leg that failed.
+        pairs.decode[0].fail(Fault::ResetAfter { tokens: 3 }, Some(1));
+        let body = chat(&content, true);
+        let reply = pairs.node.post(CHAT, &body).await;
+        let events = reply.text().lines().filter_map(|line| line.strip_prefix("data: "));
+        let events: Vec<&str> = events.collect();
+        assert_eq!(events.last(), Some(&"[DONE]"), "{}", reply.text());
+        let deltas = events[..events.len() - 1].iter().map(|event| {
+            let event: Value = serde_json::from_str(event).expect("JSON");
+            event["choices"][0]["delta"]["content"].as_str().unwrap_or_default().to_owned()
+        });
+        assert_eq!(deltas.collect::<String>(), undisturbed["choices"][0]["message"]["content"]);
+        pairs.node.at_rest().await;
+        resumed = pairs.metrics().await.sum("resumed_total", &["cause=\"truncated\""]);
+        if resumed > 0.0 {
+            break;
+        }
+    }
+    assert_eq!(resumed, 1.0, "no stream broke after its first byte");
+    eventually("what was staged to be let go of", async || (pairs.pinned() == 0).then_some(())).await;
+    assert_eq!(pairs.spoiled(), 0);
+    // The continuation was split as well.
+    assert!(pairs.metrics().await.sum("pd_split_total", &["split=\"yes\""]) >= 3.0);
+}
+
+#[actix_web::test]
 async fn a_lost_pool_is_no_outage() {
     let mut pairs = Pairs::always(1, 1).await;
     pairs.chat(&text("before", 200)).await;
