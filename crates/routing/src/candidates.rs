@@ -5,10 +5,10 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::EndpointId;
-use crate::endpoint::{Endpoint, Load, Role, Serves, Usable};
+use crate::endpoint::{Endpoint, Load};
 use crate::endpoint_filter::FilterName;
-use crate::request::{RequestShape, Route};
-use crate::view::View;
+use crate::roster::Roster;
+use crate::tie::Positions;
 use crate::{Moment, decision::Refusal};
 
 /// What a client is told to wait when nobody is ready, in ms: about the time of a readmission.
@@ -63,6 +63,13 @@ impl<'v> Candidates<'v> {
         self.all.iter().enumerate().filter(|(_, each)| each.dropped_by.is_none()).map(|(at, _)| at)
     }
 
+    /// The same as a list.
+    pub(crate) fn kept_list(&self) -> Positions {
+        let mut kept = Positions::with_capacity(self.all.len());
+        kept.extend(self.kept_positions());
+        kept
+    }
+
     pub(crate) fn all_mut(&mut self) -> &mut [Candidate<'v>] {
         &mut self.all
     }
@@ -82,21 +89,15 @@ impl<'v> Candidates<'v> {
         true
     }
 
-    /// The endpoints of `view` that serve the request and are in use, within `scope`: the best standing that
-    /// is left. Roles are not looked at: `pd::Sides` does that where there are any.
+    /// The endpoints of a roster that are in use, within `scope`: the best standing that is left. Roles are not
+    /// looked at: `pd::Sides` does that where there are any.
     ///
     /// # Errors
-    /// Why there is none.
-    pub fn gather(
-        view: &'v View,
-        request: &RequestShape,
-        scope: &Scope<'_>,
-        now: Moment,
-    ) -> Result<Self, Refusal> {
-        let serving = Serving::of(view, request, scope.default_model)?;
-        let ready = serving.ready(scope, now, |_| true);
+    /// If there is none.
+    pub(crate) fn gather(roster: &'v Roster, scope: &Scope<'_>, now: Moment) -> Result<Self, Refusal> {
+        let ready = roster.ready(scope, now, |_| true);
         if ready.is_empty() {
-            return Err(serving.nobody_ready(scope, None));
+            return Err(roster.nobody_ready(scope, None));
         }
         Ok(Self::of(ready, now))
     }
@@ -112,97 +113,6 @@ impl<'v> Candidates<'v> {
     }
 }
 
-/// The endpoints that serve the model that a request means, in use or not.
-pub(crate) struct Serving<'v> {
-    model: Option<String>,
-    endpoints: SmallVec<[&'v Arc<Endpoint>; 16]>,
-}
-
-impl<'v> Serving<'v> {
-    /// # Errors
-    /// If there is none, or the model is not clear.
-    pub(crate) fn of(
-        view: &'v View,
-        request: &RequestShape,
-        default_model: Option<&str>,
-    ) -> Result<Self, Refusal> {
-        if view.endpoints.is_empty() {
-            return Err(Refusal::NoEndpointConfigured);
-        }
-        let model = wanted_model(view, request, default_model)?;
-        let mut endpoints = SmallVec::new();
-        let mut unknown = false;
-        for endpoint in &view.endpoints {
-            match model.as_deref().map_or(Serves::Yes, |model| endpoint.serves(model)) {
-                Serves::Yes => endpoints.push(endpoint),
-                Serves::Unknown => unknown = true,
-                Serves::No => {}
-            }
-        }
-        match model {
-            Some(model) if endpoints.is_empty() && !unknown => Err(Refusal::ModelUnknown { model }),
-            model if endpoints.is_empty() => Err(not_ready(model, None)),
-            model => Ok(Self { model, endpoints }),
-        }
-    }
-
-    /// Whether one of them has a role of its own. Where none has, they are whole engines, and hand nothing over.
-    pub(crate) fn has_roles(&self) -> bool {
-        self.endpoints.iter().any(|endpoint| endpoint.spec.role != Role::Both)
-    }
-
-    /// All, by id.
-    pub(crate) fn endpoints(&self) -> &[&'v Arc<Endpoint>] {
-        &self.endpoints
-    }
-
-    /// Those within `scope` of which `wanted` holds, with the best standing that is left.
-    pub(crate) fn ready(
-        &self,
-        scope: &Scope<'_>,
-        now: Moment,
-        wanted: impl Fn(&Endpoint) -> bool,
-    ) -> SmallVec<[&'v Arc<Endpoint>; 8]> {
-        for least in [Usable::Yes, Usable::IfNobodyElse] {
-            let ready = self.usable(scope, least, now, &wanted);
-            if !ready.is_empty() {
-                return ready;
-            }
-        }
-        SmallVec::new()
-    }
-
-    /// Those within `scope` of which `wanted` holds, with at least this standing.
-    pub(crate) fn usable(
-        &self,
-        scope: &Scope<'_>,
-        least: Usable,
-        now: Moment,
-        wanted: impl Fn(&Endpoint) -> bool,
-    ) -> SmallVec<[&'v Arc<Endpoint>; 8]> {
-        let within = |endpoint: &Endpoint| {
-            !scope.tried.contains(&endpoint.id) && scope.only.is_none_or(|only| only == endpoint.id)
-        };
-        self.endpoints
-            .iter()
-            .copied()
-            .filter(|each| each.usable_at(now) >= least && wanted(each) && within(each))
-            .collect()
-    }
-
-    /// The refusal when nobody of them can be chosen: for want of a role, if it is that.
-    pub(crate) fn nobody_ready(&self, scope: &Scope<'_>, missing_role: Option<Role>) -> Refusal {
-        match scope.tried {
-            [] => not_ready(self.model.clone(), missing_role),
-            _ => Refusal::AllTried,
-        }
-    }
-}
-
-const fn not_ready(model: Option<String>, missing_role: Option<Role>) -> Refusal {
-    Refusal::NoEndpointReady { model, missing_role, retry_after_ms: RETRY_AFTER_MS }
-}
-
 /// What narrows the choice beside the request itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Scope<'a> {
@@ -214,22 +124,9 @@ pub struct Scope<'a> {
     pub tried: &'a [EndpointId],
 }
 
-/// The model that the request means; `None` where it does not matter.
-fn wanted_model(
-    view: &View,
-    request: &RequestShape,
-    default_model: Option<&str>,
-) -> Result<Option<String>, Refusal> {
-    if let Some(model) = request.model.as_deref().or(default_model) {
-        return Ok(Some(model.to_owned()));
-    }
-    if request.route == Route::Other {
-        return Ok(None);
-    }
-    let mut served = view.models();
-    match served.len() {
-        0 => Ok(None),
-        1 => Ok(served.pop()),
-        _ => Err(Refusal::ModelRequired { served }),
+impl Scope<'_> {
+    /// Whether the request may go to this endpoint.
+    pub(crate) fn includes(&self, endpoint: EndpointId) -> bool {
+        !self.tried.contains(&endpoint) && self.only.is_none_or(|only| only == endpoint)
     }
 }

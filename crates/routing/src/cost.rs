@@ -57,6 +57,9 @@ pub fn weigh(
 ) -> Costs {
     let itl_best_us =
         candidates.kept().map(|each| f64::from(each.load.speed.itl_us)).fold(f64::INFINITY, f64::min);
+    let common_tokens = tokens_of(request, prompt_tokens, common_blocks);
+    // Many hold as much as others.
+    let mut alike = (0, 0);
     candidates
         .all()
         .iter()
@@ -69,9 +72,12 @@ pub fn weigh(
             // known, so at most half of them count as done.
             let done_ms = load.head_ms.min(charged_ms / 2.0);
             let wait_ms = charged_ms - done_ms + unexplained * queued_ms_per_token;
-            let warm_tokens = tokens_of(request, prompt_tokens, candidate.warm_blocks);
+            if alike.0 != candidate.warm_blocks {
+                alike = (candidate.warm_blocks, tokens_of(request, prompt_tokens, candidate.warm_blocks));
+            }
+            let warm_tokens = alike.1;
             let depth = candidate.warm_blocks.max(common_blocks);
-            let forgiven_tokens = tokens_of(request, prompt_tokens, depth).saturating_sub(warm_tokens);
+            let forgiven_tokens = common_tokens.saturating_sub(warm_tokens);
             let uncached_tokens = prompt_tokens - warm_tokens;
             let warm_ms_per_token = f64::from(load.speed.warm_us_per_token(prior)) / 1_000.0;
             let prefill_ms = f64::from(uncached_tokens) * warm_ms_per_token;

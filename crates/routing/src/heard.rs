@@ -6,6 +6,7 @@
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -24,29 +25,52 @@ pub(crate) struct Heard(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    by_end: HashMap<(BlockHash, Slot), (u32, Moment)>,
+    by_end: HashMap<BlockHash, SmallVec<[Placement; 1]>>,
     order: VecDeque<(BlockHash, Slot)>,
 }
+
+#[derive(Debug)]
+struct Placement {
+    slot: Slot,
+    tokens: u32,
+    at: Moment,
+}
+
+/// Where prompts that ended with one block were placed lately, and their tokens.
+pub(crate) type Lately = SmallVec<[(Slot, u32); 2]>;
 
 impl Heard {
     /// Another replica placed a prompt at `slot` whose last full block is `end`, with `tokens` to compute.
     pub(crate) fn note(&self, end: BlockHash, slot: Slot, tokens: u32, now: Moment) {
-        let mut state = self.0.lock();
-        if state.by_end.insert((end, slot), (tokens, now)).is_none() {
-            state.order.push_back((end, slot));
+        let State { by_end, order } = &mut *self.0.lock();
+        let placements = by_end.entry(end).or_default();
+        let placement = Placement { slot, tokens, at: now };
+        match placements.iter_mut().find(|held| held.slot == slot) {
+            Some(held) => *held = placement,
+            None => {
+                placements.push(placement);
+                order.push_back((end, slot));
+            }
         }
-        if state.order.len() > HEARD_MAX
-            && let Some(oldest) = state.order.pop_front()
+        if order.len() > HEARD_MAX
+            && let Some((end, slot)) = order.pop_front()
+            && let Some(placements) = by_end.get_mut(&end)
         {
-            state.by_end.remove(&oldest);
+            placements.retain(|held| held.slot != slot);
+            if placements.is_empty() {
+                by_end.remove(&end);
+            }
         }
     }
 
-    /// The tokens of a prompt that was heard of lately and ended with this block.
-    pub(crate) fn tokens(&self, end: BlockHash, slot: Slot, now: Moment) -> Option<u32> {
+    /// Where prompts that ended with this block were placed of which was heard lately.
+    pub(crate) fn lately(&self, end: BlockHash, now: Moment) -> Lately {
         let state = self.0.lock();
-        let (tokens, at) = state.by_end.get(&(end, slot))?;
-        (now.since(*at) <= HEARD_FOR).then_some(*tokens)
+        let placements = state.by_end.get(&end).into_iter().flatten();
+        placements
+            .filter(|held| now.since(held.at) <= HEARD_FOR)
+            .map(|held| (held.slot, held.tokens))
+            .collect()
     }
 }
 
@@ -60,11 +84,13 @@ mod tests {
         let at = Moment::from_millis;
         let (end, slot) = (BlockHash::from_raw(1), Slot::new(3));
         heard.note(end, slot, 640, at(10));
-        assert_eq!(heard.tokens(end, slot, at(20)), Some(640));
-        assert_eq!(heard.tokens(end, Slot::new(4), at(20)), None);
-        assert_eq!(heard.tokens(end, slot, at(400)), None);
+        heard.note(end, Slot::new(4), 32, at(100));
+        heard.note(end, slot, 640, at(10));
+        assert_eq!(heard.lately(end, at(20))[..], [(slot, 640), (Slot::new(4), 32)]);
+        assert_eq!(heard.lately(end, at(300))[..], [(Slot::new(4), 32)]);
+        assert_eq!(heard.lately(end, at(400))[..], []);
         (2..5_000).for_each(|end| heard.note(BlockHash::from_raw(end), slot, 1, at(400)));
-        assert_eq!(heard.tokens(end, slot, at(20)), None);
+        assert_eq!(heard.lately(end, at(20))[..], []);
         assert_eq!(heard.0.lock().by_end.len(), HEARD_MAX);
     }
 }

@@ -10,6 +10,7 @@
 mod heard;
 mod ids;
 mod news;
+mod roster;
 mod time;
 
 pub mod admission;

@@ -53,7 +53,7 @@ pub fn settle(scene: &Scene<'_>, tied: &[usize]) -> (usize, Reason) {
 pub fn of_two(scene: &Scene<'_>, left: &[usize]) -> usize {
     // The two are those of all candidates, not of the tied ones, which differ with what each replica has
     // heard of the load.
-    let kept: Positions = scene.candidates.kept_positions().collect();
+    let kept = scene.candidates.kept_list();
     let wanted = top_two(scene, &kept);
     let mut two: Positions = wanted.iter().copied().filter(|at| left.contains(at)).collect();
     if two.is_empty() {

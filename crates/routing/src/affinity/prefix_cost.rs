@@ -3,7 +3,6 @@
 use super::{Affinity, AffinityName, Preference};
 use crate::picker::cheapest;
 use crate::scene::Scene;
-use crate::tie::Positions;
 
 /// Prefers the endpoint with the fewest expected milliseconds, ties settled: nothing is left to a picker.
 #[derive(Debug)]
@@ -18,7 +17,7 @@ impl Affinity for PrefixCost {
     }
 
     fn prefer(&self, scene: &Scene<'_>) -> Preference {
-        let kept: Positions = scene.candidates.kept_positions().collect();
+        let kept = scene.candidates.kept_list();
         let (at, reason) = cheapest(scene, &kept, self.tie_ms);
         Preference::one(at, reason)
     }

@@ -1,6 +1,7 @@
 //! An endpoint: what was configured of it, where it stands, and the load it carries.
 
 mod breaker;
+mod head;
 mod observed;
 mod placed;
 mod retention;
@@ -80,8 +81,7 @@ struct State {
     observation: observed::Observation,
     retention: Retention,
     queue_pace: QueuePace,
-    /// How many prompts were done when the engine was last looked at, and since when it is at the first of those left.
-    head: Mutex<(u32, Moment)>,
+    head: head::Head,
     breaker: Mutex<Breaker>,
     /// `Usable` of the breaker's standing, for readers in a hurry.
     usable: AtomicU8,
@@ -118,7 +118,7 @@ impl Endpoint {
                 observation: observed::Observation::default(),
                 retention: Retention::default(),
                 queue_pace: QueuePace::default(),
-                head: Mutex::default(),
+                head: head::Head::default(),
                 breaker: Mutex::new(Breaker::new(breaker, now)),
                 usable: AtomicU8::new(0),
                 paused_until: AtomicU64::new(0),
@@ -168,28 +168,27 @@ impl Endpoint {
     pub fn load(&self, now: Moment) -> Load {
         let own = self.state.charges.read(now);
         let others = self.state.rows.charge();
+        let prefill_tokens = own.prefill_tokens() + others.prefill_tokens();
         Load {
             own,
-            head_ms: self.head_ms(now),
+            head_ms: self.state.head.look(self.prompts_done(), prefill_tokens == 0, now),
             running: own.running().saturating_add(others.running()),
-            prefill_tokens: own.prefill_tokens() + others.prefill_tokens(),
+            prefill_tokens,
             decode_tokens: self.state.charges.decode_tokens() + self.state.rows.decode_tokens(),
             glance: self.state.observation.glance(now),
             speed: self.speed(),
         }
     }
 
-    /// For how long the engine is known to be at the first of its prompts, in ms: since another was done, or since
-    /// it was last seen without any. That one more waits there, through whatever replica, is no new begin.
-    fn head_ms(&self, now: Moment) -> f64 {
-        let done = self.state.charges.prompts_done().wrapping_add(self.state.rows.prompts_done());
-        let own = self.state.charges.read(now).prefill_tokens();
-        let is_idle = own + self.state.rows.charge().prefill_tokens() == 0;
-        let mut head = self.state.head.lock();
-        if head.0 != done || is_idle {
-            *head = (done, now);
-        }
-        now.millis_since(head.1)
+    /// Notes whether a prompt was done since the last look.
+    fn look_at_head(&self, now: Moment) {
+        let prefill_tokens =
+            self.state.charges.read(now).prefill_tokens() + self.state.rows.charge().prefill_tokens();
+        self.state.head.look(self.prompts_done(), prefill_tokens == 0, now);
+    }
+
+    fn prompts_done(&self) -> u32 {
+        self.state.charges.prompts_done().wrapping_add(self.state.rows.prompts_done())
     }
 
     /// Prompt tokens placed here lately through all replicas, decayed, in whole steps of
@@ -215,7 +214,7 @@ impl Endpoint {
     /// This replica's own row.
     pub(crate) fn own_row(&self, now: Moment) -> LoadRow {
         let own = self.state.charges.read(now);
-        self.head_ms(now);
+        self.look_at_head(now);
         LoadRow {
             endpoint: self.id,
             running: own.running(),
@@ -227,9 +226,9 @@ impl Endpoint {
 
     pub(crate) fn set_row(&self, origin: &ReplicaId, row: LoadRow, now: Moment) {
         // Before, to see whether it was idle; and after, to see whether something was done.
-        self.head_ms(now);
+        self.look_at_head(now);
         self.state.rows.set(origin, row, now);
-        self.head_ms(now);
+        self.look_at_head(now);
     }
 
     pub(crate) fn remove_row(&self, origin: &ReplicaId) {
@@ -331,7 +330,7 @@ impl Endpoint {
 }
 
 fn quantised(tokens: f64) -> u32 {
-    let steps = (tokens / f64::from(PLACED_QUANTUM)).round().min(f64::from(u32::MAX / PLACED_QUANTUM));
+    let steps = (tokens / f64::from(PLACED_QUANTUM) + 0.5).min(f64::from(u32::MAX / PLACED_QUANTUM));
     steps as u32 * PLACED_QUANTUM
 }
 

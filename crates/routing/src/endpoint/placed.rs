@@ -13,6 +13,9 @@ pub const PLACED_HALF_LIFE: Duration = Duration::from_secs(60);
 
 /// `amount`, measured at `then`, as it counts at `now`.
 pub(crate) fn decayed(amount: f64, then: Moment, now: Moment, half_life: Duration) -> f64 {
+    if amount == 0.0 {
+        return 0.0;
+    }
     amount * (-now.since(then).as_secs_f64() / half_life.as_secs_f64()).exp2()
 }
 

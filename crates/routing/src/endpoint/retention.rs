@@ -8,6 +8,7 @@
 //! A prefix that is missing may also be one that is not there yet: its own prompt still waits, or is being computed.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -38,7 +39,11 @@ pub struct Inserted {
 
 /// The tokens put into one engine's cache, and how many it takes to push an untouched block out.
 #[derive(Debug, Default)]
-pub(crate) struct Retention(Mutex<State>);
+pub(crate) struct Retention {
+    state: Mutex<State>,
+    /// Whether anything was ever found gone, so that who asks of an engine of which nothing was needs no lock.
+    forgets: AtomicBool,
+}
 
 #[derive(Debug)]
 struct State {
@@ -59,7 +64,7 @@ impl Default for State {
 impl Retention {
     /// Tokens were put into the cache.
     pub(crate) fn insert(&self, tokens: u64, now: Moment) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let before = state.inserted;
         state.inserted += tokens;
         if state.steps.back().is_some_and(|(last, _)| now.since(*last) < state.step) {
@@ -82,7 +87,7 @@ impl Retention {
 
     /// Tokens put into the cache since `then`.
     pub(crate) fn inserted_since(&self, then: Moment) -> Inserted {
-        let state = self.0.lock();
+        let state = self.state.lock();
         let after = state.steps.partition_point(|(at, _)| *at <= then);
         let before = after.checked_sub(1).and_then(|at| state.steps.get(at)).map_or(0, |(_, before)| *before);
         let by_next = state.steps.get(after).map_or(state.inserted, |(_, before)| *before);
@@ -91,7 +96,7 @@ impl Retention {
 
     /// A block after which so much was inserted was still there.
     pub(crate) fn found(&self, since: Inserted) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let distance = since.most;
         if let Some(keeps) = state.keeps
             && distance as f64 > keeps
@@ -106,17 +111,21 @@ impl Retention {
         if ahead > 0 && since.least <= ahead {
             return;
         }
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let distance = since.most as f64;
         state.keeps = Some(match state.keeps {
             Some(keeps) => keeps - PULL * (keeps - distance).max(0.0),
             None => distance,
         });
+        self.forgets.store(true, Ordering::Release);
     }
 
     /// What was last wanted before this time is believed to be gone; `None` while nothing is.
     pub(crate) fn horizon(&self) -> Option<Moment> {
-        let state = self.0.lock();
+        if !self.forgets.load(Ordering::Acquire) {
+            return None;
+        }
+        let state = self.state.lock();
         let gone = state.inserted.checked_sub(state.keeps? as u64)?;
         let after = state.steps.partition_point(|(_, before)| *before <= gone);
         after.checked_sub(1).and_then(|at| state.steps.get(at)).map(|(at, _)| *at)
@@ -124,7 +133,9 @@ impl Retention {
 
     /// The engine began a new life, perhaps with another cache.
     pub(crate) fn forget(&self) {
-        *self.0.lock() = State::default();
+        let mut state = self.state.lock();
+        *state = State::default();
+        self.forgets.store(false, Ordering::Release);
     }
 }
 
@@ -199,7 +210,7 @@ mod tests {
     #[test]
     fn history_is_bounded() {
         let retention = busy(1_000_000);
-        assert!(retention.0.lock().steps.len() <= STEPS_MAX);
+        assert!(retention.state.lock().steps.len() <= STEPS_MAX);
         let since = retention.inserted_since(at(995_000));
         assert!((5_000_000..5_200_000).contains(&since.most), "{since:?}");
         assert!((4_800_000..=5_000_000).contains(&since.least), "{since:?}");

@@ -3,11 +3,12 @@
 use smallvec::SmallVec;
 
 use crate::Moment;
-use crate::candidates::{Candidates, Scope, Serving};
+use crate::candidates::{Candidates, Scope};
 use crate::decision::{Refusal, SplitReason};
 use crate::endpoint::{Endpoint, Role, Usable};
 use crate::policy::SplitMode;
 use crate::request::{PromptUnit, RequestShape, Route};
+use crate::roster::Roster;
 
 /// Prefill endpoints that may fail a request before it is served whole. 2: the second tells whether the first was
 /// at fault, and no third is put at risk.
@@ -18,7 +19,7 @@ const CONNECTOR_OF_ONE: &str = "vllm-nixl";
 
 /// The endpoints for a request where some have roles.
 pub(crate) struct Sides<'v> {
-    serving: Serving<'v>,
+    roster: &'v Roster,
     /// Where it can be served whole, or decode.
     pub(crate) whole: Candidates<'v>,
     /// Whether those are prefill endpoints, for want of any other.
@@ -28,20 +29,20 @@ pub(crate) struct Sides<'v> {
 impl<'v> Sides<'v> {
     /// # Errors
     /// Why nobody can serve it.
-    pub(crate) fn gather(serving: Serving<'v>, scope: &Scope<'_>, now: Moment) -> Result<Self, Refusal> {
-        let mut ready = serving.ready(scope, now, |each| each.spec.role != Role::Prefill);
+    pub(crate) fn gather(roster: &'v Roster, scope: &Scope<'_>, now: Moment) -> Result<Self, Refusal> {
+        let mut ready = roster.ready(scope, now, |each| each.spec.role != Role::Prefill);
         let borrowed = ready.is_empty();
         if borrowed {
             // A pool that is lost is no outage. One that never was is a fault of the configuration, and said.
-            if serving.endpoints().iter().all(|each| each.spec.role == Role::Prefill) {
-                return Err(serving.nobody_ready(scope, Some(Role::Decode)));
+            if roster.endpoints().iter().all(|each| each.spec.role == Role::Prefill) {
+                return Err(roster.nobody_ready(scope, Some(Role::Decode)));
             }
-            ready = serving.ready(scope, now, |_| true);
+            ready = roster.ready(scope, now, |_| true);
         }
         if ready.is_empty() {
-            return Err(serving.nobody_ready(scope, None));
+            return Err(roster.nobody_ready(scope, None));
         }
-        Ok(Self { serving, whole: Candidates::of(ready, now), borrowed })
+        Ok(Self { roster, whole: Candidates::of(ready, now), borrowed })
     }
 
     /// Those that could serve it alone. None where all of them refuse what is not split, and so do pairs' own engines
@@ -58,7 +59,7 @@ impl<'v> Sides<'v> {
             SplitReason::NoDecodeEndpoint => Role::Decode,
             _ => Role::Prefill,
         };
-        self.serving.nobody_ready(scope, Some(missing))
+        self.roster.nobody_ready(scope, Some(missing))
     }
 
     /// Whether a split is thinkable at all.
@@ -85,7 +86,7 @@ impl<'v> Sides<'v> {
         mode: SplitMode,
         now: Moment,
     ) -> Result<Candidates<'v>, SplitReason> {
-        let endpoints = self.serving.endpoints().iter();
+        let endpoints = self.roster.endpoints().iter();
         let failed = endpoints
             .filter(|each| each.spec.role == Role::Prefill && scope.tried.contains(&each.id))
             .count();
@@ -99,7 +100,7 @@ impl<'v> Sides<'v> {
         let whole = request.samples_streamed() > 1 || request.undivided;
         let fits = |each: &Endpoint| !whole || each.spec.connector() != CONNECTOR_OF_ONE;
         let wanted = |each: &Endpoint| each.spec.role != Role::Decode;
-        let usable = self.serving.usable(&scope, least, now, wanted);
+        let usable = self.roster.usable(&scope, least, now, wanted);
         match (usable.is_empty(), failed) {
             (true, 0) => return Err(SplitReason::NoPrefillEndpoint),
             (true, _) => return Err(SplitReason::PrefillFailed),

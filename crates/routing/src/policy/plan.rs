@@ -16,7 +16,6 @@ use crate::request::RequestShape;
 use crate::router::Rng;
 use crate::scene::Scene;
 use crate::settings::Settings;
-use crate::tie::Positions;
 use crate::view::View;
 use crate::{EndpointId, ReplicaId};
 
@@ -104,7 +103,7 @@ impl Plan {
         positions: &[usize],
         rng: &mut Rng,
     ) -> (usize, Reason) {
-        if positions.len() == scene.candidates.kept_positions().count() {
+        if positions.len() == scene.candidates.kept().count() {
             return self.pick(scene, rng);
         }
         let (candidates, costs) = scene.candidates.at(positions, scene.costs);
@@ -114,7 +113,7 @@ impl Plan {
 
     /// Picks one of the kept candidates, of which there is at least one.
     pub(crate) fn pick(&self, scene: &Scene<'_>, rng: &mut Rng) -> (usize, Reason) {
-        let kept: Positions = scene.candidates.kept_positions().collect();
+        let kept = scene.candidates.kept_list();
         if let [only] = kept[..] {
             return (only, Reason::OnlyCandidate);
         }

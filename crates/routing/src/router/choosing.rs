@@ -8,11 +8,12 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::charging::DecidedLeg;
 use super::{Active, Rng, Router};
 use crate::admission::Gate;
-use crate::candidates::{Candidate, Candidates, Scope, Serving};
+use crate::candidates::{Candidate, Candidates, Scope};
 use crate::cost::{Cost, Costs, weigh};
 use crate::decision::{CandidateCost, Chosen, Decision, Part, Refusal};
 use crate::endpoint::Inserted;
 use crate::endpoint_filter::FilterName;
+use crate::heard::Lately;
 use crate::prefix::WarmDepths;
 use crate::rates::Speed;
 use crate::rendezvous::TopTwo;
@@ -157,15 +158,16 @@ impl Router {
         let active = self.active.load();
         let ground = self.ground(asked, &view, &active, now);
         let scope = self.scope(&ground)?;
-        if let Some(pools) = &view.pools {
-            let serving = Serving::of(&view, asked.shape, scope.default_model)?;
-            if serving.has_roles() {
-                return self.decide_with_roles(scratch, &ground, &scope, serving, pools, rng);
-            }
-        }
         let shape = asked.shape;
+        let (rosters, number) = self.rosters(&view, shape, &scope)?;
+        let roster = rosters.get(number);
+        if let Some(pools) = &view.pools
+            && roster.has_roles()
+        {
+            return self.decide_with_roles(scratch, &ground, &scope, roster, pools, rng);
+        }
         let plan = &active.plan;
-        let mut candidates = Candidates::gather(&view, shape, &scope, now)?;
+        let mut candidates = Candidates::gather(roster, &scope, now)?;
         self.look_up(scratch, shape);
         self.get_to_know(&mut candidates, scratch, &ground);
         let reverted = plan.filter(&mut candidates, &view, shape);
@@ -231,10 +233,17 @@ impl Router {
     ) {
         let Asked { shape, charged, .. } = *ground.asked;
         let home = ground.session_home.or_else(|| presumed_home(candidates, shape));
+        // Many hold as much as others: what was heard of prompts that ended there is looked up once.
+        let mut heard = (0, Lately::new());
         for candidate in candidates.all_mut() {
             candidate.noted_blocks = scratch.warm.at(candidate.endpoint.slot);
             candidate.warm_blocks = self.still_warm(candidate, shape);
-            if let Some(tokens) = self.asked_on(candidate, shape, ground.now) {
+            if heard.0 != candidate.noted_blocks {
+                heard = (candidate.noted_blocks, self.heard_of(candidate.noted_blocks, shape, ground.now));
+            }
+            let here = heard.1.iter().find(|(slot, _)| *slot == candidate.endpoint.slot);
+            // A prompt that this one goes on from, and that another replica placed there a moment ago.
+            if let Some((_, tokens)) = here.copied() {
                 candidate.load.without_one(tokens, shape.output_tokens);
             } else if home == Some(candidate.endpoint.id) {
                 for _ in 0..TURNS_UNTOLD {
@@ -258,15 +267,15 @@ impl Router {
     /// What serving the request whole costs at each candidate.
     pub(super) fn weigh(&self, candidates: &Candidates<'_>, ground: &Ground<'_>) -> Costs {
         let shape = ground.asked.shape;
-        let kept = candidates.kept().count();
-        let common = self.shares.common_depth(ground.model, &shape.blocks, kept, |depth| {
-            candidates.kept().filter(|each| each.warm_blocks as usize > depth).count()
+        let depths: SmallVec<[u32; 32]> = candidates.kept().map(|each| each.warm_blocks).collect();
+        let common = self.shares.common_depth(ground.model, &shape.blocks, depths.len(), |depth| {
+            depths.iter().filter(|warm| **warm as usize > depth).count()
         });
         let settings = &ground.active.settings;
         let prior: Speed = settings.speed.into();
         let weights = &settings.policy_tables.cost;
         let mut costs = weigh(candidates, shape, ground.prompt_tokens, common as u32, &prior, weights);
-        if !shape.goes_on && candidates.kept().any(|each| each.warm_blocks as usize > common) {
+        if !shape.goes_on && depths.iter().any(|warm| *warm as usize > common) {
             even_out(&mut costs, candidates, weights.prefill_weight, &prior, ground.now);
         }
         costs
@@ -284,10 +293,10 @@ impl Router {
         }
     }
 
-    /// The tokens of the prompt that this one goes on from, if another replica placed it there a moment ago.
-    fn asked_on(&self, candidate: &Candidate<'_>, shape: &RequestShape, now: Moment) -> Option<u32> {
-        let end = shape.blocks.get((candidate.noted_blocks as usize).checked_sub(1)?)?;
-        self.heard.tokens(*end, candidate.endpoint.slot, now)
+    /// What was heard lately of prompts that are this one's first `blocks` blocks.
+    fn heard_of(&self, blocks: u32, shape: &RequestShape, now: Moment) -> Lately {
+        let end = (blocks as usize).checked_sub(1).and_then(|at| shape.blocks.get(at));
+        end.map_or(Lately::new(), |end| self.heard.lately(*end, now))
     }
 
     /// Tokens put into the candidate's cache since the deepest block noted there was wanted.

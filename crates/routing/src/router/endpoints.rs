@@ -5,15 +5,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use arc_swap::Guard;
 use thiserror::Error;
 
 use super::Router;
+use crate::candidates::Scope;
+use crate::decision::Refusal;
 use crate::endpoint::{
     Drained, Endpoint, EndpointSpec, ProbeStart, Served, Signal, Standing, StandingChange, Usable,
 };
 use crate::facts::{AdminFact, AdminOperation, LedgerRecord};
 use crate::prefix::Slot;
 use crate::rates::Speed;
+use crate::request::RequestShape;
+use crate::roster::{RosterNumber, Rosters};
 use crate::view::View;
 use crate::{EndpointId, Moment};
 
@@ -270,9 +275,35 @@ impl Router {
 
     /// Notes what an endpoint said it serves.
     pub fn set_served(&self, endpoint: EndpointId, served: Served) {
-        if let Some(endpoint) = self.view().get(endpoint) {
+        if let Some(endpoint) = self.view().get(endpoint)
+            && *endpoint.served() != served
+        {
             endpoint.set_served(served);
+            // After the change: a roster that was made before is known by its number to be too old.
+            self.served_changes.fetch_add(1, Ordering::Release);
         }
+    }
+
+    /// The rosters with the one for the request, and where it is.
+    ///
+    /// # Errors
+    /// If nobody serves it, or the model is not clear.
+    pub(super) fn rosters(
+        &self,
+        view: &Arc<View>,
+        shape: &RequestShape,
+        scope: &Scope<'_>,
+    ) -> Result<(Guard<Arc<Rosters>>, RosterNumber), Refusal> {
+        let changes = self.served_changes.load(Ordering::Acquire);
+        let rosters = self.rosters.load();
+        if let Some(number) = rosters.find(view, changes, shape, scope) {
+            return Ok((rosters, number));
+        }
+        let (next, number) = rosters.with(view, changes, shape, scope)?;
+        let next = Arc::new(next);
+        // Of two that are stored at once one is lost, and made again when it is wanted.
+        self.rosters.store(Arc::clone(&next));
+        Ok((Guard::from_inner(next), number))
     }
 
     /// Every model known, by name.

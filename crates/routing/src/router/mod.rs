@@ -38,6 +38,7 @@ use crate::policy::Plan;
 use crate::prefix::PrefixIndex;
 use crate::request::ShapeRules;
 use crate::ring::SharedRing;
+use crate::roster::Rosters;
 use crate::session::SessionTable;
 use crate::settings::{Fault, Settings};
 use crate::share::PrefixShares;
@@ -53,6 +54,9 @@ pub struct Router {
     epoch: u64,
     active: ArcSwap<Active>,
     view: ArcSwap<View>,
+    rosters: ArcSwap<Rosters>,
+    /// How often what endpoints serve has changed.
+    served_changes: AtomicU64,
     membership: Mutex<endpoints::Membership>,
     index: PrefixIndex,
     shares: PrefixShares,
@@ -160,6 +164,8 @@ impl Router {
             own,
             epoch,
             view: ArcSwap::default(),
+            rosters: ArcSwap::default(),
+            served_changes: AtomicU64::new(0),
             membership: Mutex::default(),
             index,
             shares: PrefixShares::default(),

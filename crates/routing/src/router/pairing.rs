@@ -5,10 +5,11 @@ use smallvec::SmallVec;
 use super::choosing::{Asked, Decided, Ground, Scratch, told};
 use super::{Rng, Router};
 use crate::admission::NO_ROOM;
-use crate::candidates::{Scope, Serving};
+use crate::candidates::Scope;
 use crate::decision::{Decision, Part, PrefillChoice, Reason, Refusal, SplitDecision, SplitReason};
 use crate::pd::{Choosing, Pair, Pairs, PdPlan, Pools, Side, Sides, Tariff, Ways};
 use crate::policy::SplitMode;
+use crate::roster::Roster;
 use crate::scene::Scene;
 use crate::{EndpointId, Moment};
 
@@ -19,13 +20,13 @@ impl Router {
         scratch: &mut Scratch,
         ground: &Ground<'_>,
         scope: &Scope<'_>,
-        serving: Serving<'_>,
+        roster: &Roster,
         pools: &Pools,
         rng: &mut Rng,
     ) -> Result<Decided, Refusal> {
         let shape = ground.asked.shape;
         let plan = &ground.active.pd;
-        let mut sides = Sides::gather(serving, scope, ground.now)?;
+        let mut sides = Sides::gather(roster, scope, ground.now)?;
         self.look_up(scratch, shape);
         self.get_to_know(&mut sides.whole, scratch, ground);
         let reverted = plan.decode.filter(&mut sides.whole, ground.view, shape);
@@ -198,8 +199,8 @@ impl Router {
             return Err(Refusal::AllTried);
         };
         let (from, pool) = (&view.endpoints[at], pools.at(at));
-        let serving = Serving::of(&view, shape, scope.default_model)?;
-        let mut sides = Sides::gather(serving, &scope, now)?;
+        let (rosters, number) = self.rosters(&view, shape, &scope)?;
+        let mut sides = Sides::gather(rosters.get(number), &scope, now)?;
         self.look_up(scratch, shape);
         self.get_to_know(&mut sides.whole, scratch, &ground);
         let plan = &active.pd;

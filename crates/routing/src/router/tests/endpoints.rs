@@ -1,6 +1,7 @@
 //! The endpoint list and operators' changes to it.
 
 use super::*;
+use crate::Refusal;
 use crate::endpoint::{Cause, StandingChange};
 use crate::facts::{AdminFact, AdminOperation, LedgerRecord};
 
@@ -204,4 +205,21 @@ fn a_change_is_told_on_once_by_whoever_hears_it_and_its_origin_hears_that_it_is_
     assert_eq!((told(&a), told(&b), told(&c)), (vec![], vec![], vec![]), "nobody tells it again");
     let (later, _) = a.administer(id(5), AdminOperation::Remove, at(5)).unwrap();
     assert!(!a.is_shared(&later), "another change is another matter");
+}
+
+#[test]
+fn what_an_endpoint_says_that_it_serves_counts_from_the_next_request_on() {
+    let router = router(2, Settings::default());
+    let candidates = |model: &str| {
+        let wanted = shape_of(&router, &serde_json::json!({"model": model, "prompt": "p"}));
+        router.explain(&wanted, at(3), &mut rng()).map(|decision| decision.candidates.len())
+    };
+    assert_eq!(candidates("m"), Ok(2));
+    assert_eq!(candidates("n"), Err(Refusal::ModelUnknown { model: "n".to_owned() }));
+    router.set_served(id(0), Served::Models(vec!["n".to_owned()]));
+    assert_eq!((candidates("m"), candidates("n")), (Ok(1), Ok(1)));
+    router.set_endpoints((0..3).map(spec).collect(), at(2));
+    router.report(id(2), Signal::ProbeOk, at(2));
+    router.set_served(id(2), Served::Models(vec!["m".to_owned(), "n".to_owned()]));
+    assert_eq!((candidates("m"), candidates("n")), (Ok(2), Ok(2)));
 }
