@@ -70,8 +70,9 @@ impl Common {
 /// # Errors
 /// When this program does not lie in one.
 pub fn target_folder() -> anyhow::Result<PathBuf> {
-    // This program is target/PROFILE/deps/NAME.
-    const UP: usize = 3;
     let own = std::env::current_exe()?;
-    Ok(own.ancestors().nth(UP).context("the build folder")?.to_owned())
+    let deps = own.parent().filter(|folder| folder.ends_with("deps"));
+    // This program is target/PROFILE/deps/NAME.
+    let target = deps.and_then(|deps| deps.ancestors().nth(2));
+    Ok(target.with_context(|| format!("{} lies in no build folder", own.display()))?.to_owned())
 }
