@@ -136,8 +136,8 @@ pub(super) async fn attempt(
     Ok(Begun { head, leg })
 }
 
-/// Waits for the first byte that says something. Until then the client has nothing, and another endpoint
-/// may still serve it.
+/// Waits for the first byte that says something, or for all of a reply in one piece. Until then the client has
+/// nothing, and another endpoint may still serve it.
 async fn begin(leg: &mut Leg, handle: &LifecycleHandle, status: u16) -> Result<(), LegFault> {
     loop {
         if leg.is_over() && !matches!(leg.reader(), Reader::Events(_)) {
@@ -145,6 +145,7 @@ async fn begin(leg: &mut Leg, handle: &LifecycleHandle, status: u16) -> Result<(
         }
         match poll_fn(|context| leg.poll_more(context)).await {
             More::Bytes { events: 0 } => {}
+            More::Bytes { .. } if leg.is_held() => {}
             More::Bytes { .. } => break,
             More::Whole => break,
             More::Failed(fault) => return Err(fault),

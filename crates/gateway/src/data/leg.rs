@@ -11,6 +11,10 @@ use crate::resume::Stitch;
 use crate::stream::{Dialect, Ending, Pieces, Scanner, Tail, Usage};
 use crate::upstream::{Head, ReplyBody};
 
+/// The most of a reply in one piece that is held until the rest is there, in bytes: more than almost all answers
+/// are, and no burden with ten thousand of them under way.
+const HELD_BYTES_MAX: usize = 64 << 10;
+
 /// How a reply's bytes are read along.
 #[derive(Debug)]
 pub(crate) enum Reader {
@@ -158,6 +162,13 @@ impl Leg {
         self.ready.is_empty()
     }
 
+    /// Whether it is a reply in one piece that is short so far: the client gets nothing of it before it is whole, so
+    /// that another endpoint can still serve a request whose engine gives up.
+    pub(crate) fn is_held(&self) -> bool {
+        let bytes = || self.ready.iter().map(Bytes::len).sum::<usize>();
+        matches!(self.reader, Reader::Whole(_)) && bytes() < HELD_BYTES_MAX
+    }
+
     /// Whether nothing more will come from the engine.
     pub(crate) fn is_over(&self) -> bool {
         self.over || self.upstream.as_ref().is_none_or(ReplyBody::is_over)
@@ -207,6 +218,11 @@ impl Leg {
             }
             Reader::Whole(tail) => {
                 tail.push(&data);
+                let over = self.upstream.as_ref().is_none_or(ReplyBody::is_over);
+                if over && tail.is_aborted() {
+                    self.over = true;
+                    return More::Failed(LegFault::Aborted);
+                }
                 self.ready.push_back(data);
                 More::Bytes { events: 1 }
             }
@@ -219,7 +235,12 @@ impl Leg {
 
     fn end(&mut self) -> More {
         self.over = true;
-        let Reader::Events(scanner) = &mut self.reader else { return More::Whole };
+        let scanner = match &mut self.reader {
+            Reader::Events(scanner) => scanner,
+            // Here the end came by itself, after the last bytes.
+            Reader::Whole(tail) if tail.is_aborted() => return More::Failed(LegFault::Aborted),
+            Reader::Whole(_) | Reader::Blind => return More::Whole,
+        };
         let rest = scanner.finish();
         match scanner.ending() {
             Ending::Finished | Ending::Done => {

@@ -1,6 +1,9 @@
 //! Follows a reply that comes in one piece: token counts stand at its end, a response's id at its start.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
+use memchr::memmem;
 
 use super::event::response_id;
 use super::usage::Usage;
@@ -34,12 +37,31 @@ impl Tail {
 
     /// The engine's word on tokens, if it said any.
     pub(crate) fn usage(&self) -> Option<Usage> {
-        let whole: Bytes = match &self.parts[..] {
-            [] => return None,
-            [only] => only.clone(),
-            parts => parts.concat().into(),
-        };
-        Usage::find_last(&whole[whole.len().saturating_sub(TAIL_BYTES_MAX)..])
+        Usage::find_last(&self.end())
+    }
+
+    /// Whether the engine gave up on the request (`"finish_reason": "abort"`): what it has is no answer. That name
+    /// within a text has its quotes escaped.
+    pub(crate) fn is_aborted(&self) -> bool {
+        let end = self.end();
+        memmem::find_iter(&end, b"\"abort\"").any(|at| {
+            let before = end[..at].trim_ascii_end().strip_suffix(b":");
+            before.is_some_and(|before| before.trim_ascii_end().ends_with(b"\"finish_reason\""))
+        })
+    }
+
+    /// What has come last, at most [`TAIL_BYTES_MAX`] of it.
+    fn end(&self) -> Cow<'_, [u8]> {
+        let last = |bytes: &[u8]| bytes.len().saturating_sub(TAIL_BYTES_MAX);
+        match &self.parts[..] {
+            [] => Cow::default(),
+            [only] => Cow::Borrowed(&only[last(only)..]),
+            parts => {
+                let mut whole = parts.concat();
+                whole.drain(..last(&whole));
+                Cow::Owned(whole)
+            }
+        }
     }
 
     /// The first `"id"` of the reply.
@@ -65,5 +87,28 @@ mod tests {
             assert_eq!(tail.response_id(), Some("resp_7"));
             assert!(tail.parts.iter().map(Bytes::len).sum::<usize>() < TAIL_BYTES_MAX + step + 1);
         }
+    }
+
+    #[test]
+    fn an_abort_is_told_from_its_name_in_a_text_however_it_is_cut() {
+        let aborted = |reply: &str, step| {
+            let mut tail = Tail::default();
+            reply.as_bytes().chunks(step).for_each(|part| tail.push(&Bytes::copy_from_slice(part)));
+            tail.is_aborted()
+        };
+        for step in [1, 7, 1_000] {
+            let of = |reason: &str| {
+                let two = format!(
+                    r#"{{"text":"a","finish_reason":"stop"}},{{"text":"b","finish_reason" : {reason}}}"#
+                );
+                format!(r#"{{"choices":[{two}],"usage":{{"prompt_tokens":5}}}}"#)
+            };
+            assert!(aborted(&of(r#""abort""#), step));
+            assert!(!aborted(&of("null"), step));
+            let said =
+                r#"{"choices":[{"text":"\"finish_reason\":\"abort\"","finish_reason":"stop","x":"abort"}]}"#;
+            assert!(!aborted(said, step));
+        }
+        assert!(!aborted("", 1));
     }
 }

@@ -41,9 +41,11 @@ async fn in_the_middle_of_a_stream() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_the_middle_of_a_whole_reply() {
-    let head =
-        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{\"id\":".to_vec();
-    check(vec![Step::Send(head), Step::AwaitClose], false, Some("{\"id\":")).await;
+    let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n{\"id\":";
+    // A short one is held, a long one on its way.
+    check(vec![Step::Send(head.into()), Step::AwaitClose], false, None).await;
+    let long = format!("{head}\"{}", "x".repeat(70_000));
+    check(vec![Step::Send(long.into()), Step::AwaitClose], false, Some("{\"id\":")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -9,6 +9,7 @@ use crate::rig::{Connection, Fake, Reply, Rig, Step, Wishes, chat, get, post, re
 
 const EVENT: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"},\"finish_reason\":null}]}\n\n";
 const STOP: &str = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n";
+const ABORTED: &str = r#""choices":[{"message":{"content":"half"},"finish_reason":"abort"}]}"#;
 const DONE: &str = "data: [DONE]\n\n";
 
 fn good_stream() -> Vec<Step> {
@@ -108,18 +109,53 @@ async fn a_stream_that_breaks_after_its_first_byte_ends_in_an_error_event_and_no
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_whole_reply_that_breaks_is_cut_so_that_the_client_can_tell() {
-    let head =
-        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{\"id\":".to_vec();
-    let fake = Fake::start(vec![Step::Send(head), Step::Await, Step::Reset]).await;
-    let rig = Rig::start(std::slice::from_ref(&fake.url));
-    let mut connection = Connection::open(rig.address()).await;
-    connection.send(request("POST", "/v1/chat/completions", "", chat(false))).await;
-    connection.read_until("{\"id\":").await;
-    fake.go_on();
-    let reply = connection.reply().await;
-    assert!(!reply.complete);
-    rig.at_rest().await;
-    assert_eq!(rig.phases(), ["failed"]);
+    // Of so long a reply the client has had the beginning.
+    let text = "x".repeat(70_000);
+    let begun = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{{\"id\":\"{text}\",",
+        text.len() + 9 + ABORTED.len()
+    );
+    for rest in [Step::Reset, Step::Send(ABORTED.as_bytes().to_vec())] {
+        let fake = Fake::start(vec![Step::Send(begun.clone().into_bytes()), Step::Await, rest]).await;
+        let rig = Rig::start(std::slice::from_ref(&fake.url));
+        let mut connection = Connection::open(rig.address()).await;
+        connection.send(request("POST", "/v1/chat/completions", "", chat(false))).await;
+        connection.read_until("{\"id\":").await;
+        fake.go_on();
+        let reply = connection.reply().await;
+        assert!(!reply.complete);
+        rig.at_rest().await;
+        assert_eq!(rig.phases(), ["failed"]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_short_whole_reply_that_breaks_or_is_none_comes_from_elsewhere() {
+    let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n";
+    let sized =
+        |body: &str, length: usize| format!("{head}Content-Length: {length}\r\n\r\n{body}").into_bytes();
+    let chunked = format!("{head}Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{ABORTED}\r\n", ABORTED.len());
+    let scripts = [
+        vec![Step::Send(sized("{\"id\":", 100)), Step::Reset],
+        vec![Step::Send(sized(ABORTED, ABORTED.len()))],
+        vec![Step::Send(chunked.into_bytes()), Step::Send(b"0\r\n\r\n".to_vec())],
+    ];
+    for script in scripts {
+        // Which of the two is tried first follows from their addresses, which are new each time.
+        for round in 0.. {
+            assert!(round < 64, "the bad endpoint was never chosen first");
+            let good = Fake::start(vec![Step::reply(200, "application/json", "{}")]).await;
+            let bad = Fake::start(script.clone()).await;
+            let rig = Rig::start(&[bad.url.clone(), good.url.clone()]);
+            let reply = post(rig.address(), "/v1/chat/completions", chat(false)).await;
+            assert_eq!((reply.status, reply.text()), (200, "{}"));
+            rig.at_rest().await;
+            assert_eq!(rig.phases(), ["finished"]);
+            if !bad.requests().is_empty() {
+                break;
+            }
+        }
+    }
 }
 
 async fn pass_on(status: u16, body: &str, extra: &str) -> (Reply, usize) {
