@@ -87,11 +87,12 @@ fn answer_all(stream: &TcpStream, replies: &Replies) -> anyhow::Result<()> {
         match request.path.as_str() {
             "/v1/chat/completions" => {
                 writer.write_all(&replies.head)?;
-                for chunk in &replies.chunks {
-                    writer.write_all(chunk)?;
-                    if let Some(pace) = replies.pace {
+                for (at, chunk) in replies.chunks.iter().enumerate() {
+                    // Between two chunks only: after the last one the next request may be here at once.
+                    if let Some(pace) = replies.pace.filter(|_| at > 0) {
                         thread::sleep(pace);
                     }
+                    writer.write_all(chunk)?;
                 }
             }
             "/v1/models" => {
