@@ -25,6 +25,8 @@ pub struct Candidate<'v> {
     pub noted_blocks: u32,
     /// How many of those are believed warm still.
     pub warm_blocks: u32,
+    /// Whether the prompt's key ranks it: of a large fleet only its neighbours.
+    pub is_ranked: bool,
     /// The filter that left it out, if one did.
     pub dropped_by: Option<FilterName>,
 }
@@ -32,7 +34,14 @@ pub struct Candidate<'v> {
 impl<'v> Candidate<'v> {
     /// An endpoint as it is now; what it holds of the prompt is not known yet.
     pub(crate) fn new(endpoint: &'v Arc<Endpoint>, now: Moment) -> Self {
-        Self { endpoint, load: endpoint.load(now), noted_blocks: 0, warm_blocks: 0, dropped_by: None }
+        Self {
+            endpoint,
+            load: endpoint.load(now),
+            noted_blocks: 0,
+            warm_blocks: 0,
+            is_ranked: true,
+            dropped_by: None,
+        }
     }
 
     /// Requests that wait in the engine, by its own fresh figure.
@@ -45,6 +54,16 @@ impl<'v> Candidate<'v> {
 #[derive(Clone, Debug, Default)]
 pub struct Candidates<'v> {
     all: Vec<Candidate<'v>>,
+    fleet: Option<Fleet>,
+}
+
+/// What is known of all endpoints that some were chosen from to be weighed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Fleet {
+    /// How many there are.
+    pub(crate) endpoints: usize,
+    /// Tokens that were placed at one lately, on average.
+    pub(crate) placed_mean: f64,
 }
 
 impl<'v> Candidates<'v> {
@@ -103,13 +122,24 @@ impl<'v> Candidates<'v> {
     }
 
     pub(crate) fn of(endpoints: impl IntoIterator<Item = &'v Arc<Endpoint>>, now: Moment) -> Self {
-        Self { all: endpoints.into_iter().map(|endpoint| Candidate::new(endpoint, now)).collect() }
+        let all = endpoints.into_iter().map(|endpoint| Candidate::new(endpoint, now)).collect();
+        Self { all, fleet: None }
+    }
+
+    /// Some of a fleet, in the order of their ids.
+    pub(crate) const fn of_fleet(all: Vec<Candidate<'v>>, fleet: Fleet) -> Self {
+        Self { all, fleet: Some(fleet) }
+    }
+
+    /// The fleet that these are a few of; `None` if they are all.
+    pub(crate) const fn fleet(&self) -> Option<Fleet> {
+        self.fleet
     }
 
     /// Those at some positions alone, and what belongs to each.
     pub(crate) fn at<T: Copy>(&self, positions: &[usize], of_each: &[T]) -> (Self, SmallVec<[T; 8]>) {
         let all = positions.iter().map(|at| self.all[*at].clone()).collect();
-        (Self { all }, positions.iter().map(|at| of_each[*at]).collect())
+        (Self { all, fleet: self.fleet }, positions.iter().map(|at| of_each[*at]).collect())
     }
 }
 

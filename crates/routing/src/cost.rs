@@ -7,6 +7,7 @@
 use smallvec::SmallVec;
 
 use crate::candidates::Candidates;
+use crate::endpoint::Load;
 use crate::policy::CostSettings;
 use crate::rates::Speed;
 use crate::request::RequestShape;
@@ -65,13 +66,7 @@ pub fn weigh(
         .iter()
         .map(|candidate| {
             let load = &candidate.load;
-            let queued_ms_per_token = f64::from(load.speed.prefill_us_per_token) / 1_000.0;
-            let unexplained = load.glance.waiting_unexplained * settings.waiting_request_tokens;
-            let charged_ms = load.prefill_tokens as f64 * queued_ms_per_token;
-            // The engine is at the first of the charged prompts for a while; how large that one is, is not
-            // known, so at most half of them count as done.
-            let done_ms = load.head_ms.min(charged_ms / 2.0);
-            let wait_ms = charged_ms - done_ms + unexplained * queued_ms_per_token;
+            let wait_ms = wait_ms(load, settings);
             if alike.0 != candidate.warm_blocks {
                 alike = (candidate.warm_blocks, tokens_of(request, prompt_tokens, candidate.warm_blocks));
             }
@@ -84,10 +79,7 @@ pub fn weigh(
             let forgiven_ms = f64::from(forgiven_tokens) * warm_ms_per_token;
             let decode_ms =
                 decode_ms(request, load.running, load.decode_tokens, load.speed.itl_us, itl_best_us);
-            let kv_ms = load.glance.kv_ratio.map_or(0.0, |ratio| {
-                let over = ((f64::from(ratio) - KV_PRESSURE_FROM) / (1.0 - KV_PRESSURE_FROM)).max(0.0);
-                over * over * settings.kv_pressure_ms * load.glance.weight
-            });
+            let kv_ms = kv_ms(load, settings);
             let total_ms = settings.wait_weight * wait_ms
                 + settings.prefill_weight * (prefill_ms - forgiven_ms)
                 + settings.decode_weight * decode_ms
@@ -105,6 +97,41 @@ pub fn weigh(
             }
         })
         .collect()
+}
+
+/// What `weigh` comes to for one that holds nothing, but for what is the same at all.
+pub(crate) fn cold_ms(
+    load: &Load,
+    request: &RequestShape,
+    prompt_tokens: u32,
+    prior: &Speed,
+    settings: &CostSettings,
+) -> f64 {
+    let prefill_ms = f64::from(prompt_tokens) * f64::from(load.speed.warm_us_per_token(prior)) / 1_000.0;
+    let decode_ms = decode_ms(request, load.running, load.decode_tokens, load.speed.itl_us, 0.0);
+    settings.wait_weight * wait_ms(load, settings)
+        + settings.prefill_weight * prefill_ms
+        + settings.decode_weight * decode_ms
+        + kv_ms(load, settings)
+}
+
+/// Until the prompts before it are done.
+fn wait_ms(load: &Load, settings: &CostSettings) -> f64 {
+    let queued_ms_per_token = f64::from(load.speed.prefill_us_per_token) / 1_000.0;
+    let unexplained = load.glance.waiting_unexplained * settings.waiting_request_tokens;
+    let charged_ms = load.prefill_tokens as f64 * queued_ms_per_token;
+    // The engine is at the first of the charged prompts for a while; how large that one is, is not
+    // known, so at most half of them count as done.
+    let done_ms = load.head_ms.min(charged_ms / 2.0);
+    charged_ms - done_ms + unexplained * queued_ms_per_token
+}
+
+/// For a KV cache that is nearly full.
+fn kv_ms(load: &Load, settings: &CostSettings) -> f64 {
+    load.glance.kv_ratio.map_or(0.0, |ratio| {
+        let over = ((f64::from(ratio) - KV_PRESSURE_FROM) / (1.0 - KV_PRESSURE_FROM)).max(0.0);
+        over * over * settings.kv_pressure_ms * load.glance.weight
+    })
 }
 
 /// Tokens in the first `blocks` blocks of the prompt. At least one token of a prompt is always computed: no

@@ -232,8 +232,8 @@ pub struct Decision {
     pub reason: Reason,
     /// The endpoint that answers the client: of a split request the one that decodes.
     pub chosen: EndpointId,
-    /// The candidates, in the order of their ids, those that filters dropped included. Of a split request
-    /// they are weighed for its decode leg alone.
+    /// The candidates that were weighed, in the order of their ids, those that filters dropped included: all, or of a
+    /// large fleet a shortlist. Of a split request they are weighed for its decode leg alone.
     pub candidates: SmallVec<[CandidateCost; 4]>,
     /// Filters that would have dropped every candidate and were undone.
     pub reverted: SmallVec<[&'static str; 2]>,

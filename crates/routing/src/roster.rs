@@ -2,15 +2,17 @@
 //! the endpoints or what they serve change. Asking each endpoint at each request takes a fifth of a decision.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use smallvec::SmallVec;
 
-use crate::Moment;
-use crate::candidates::{RETRY_AFTER_MS, Scope};
+use crate::candidates::{Fleet, RETRY_AFTER_MS, Scope};
 use crate::decision::Refusal;
 use crate::endpoint::{Endpoint, Role, Serves, Usable};
+use crate::prefix::Slot;
 use crate::request::{RequestShape, Route};
 use crate::view::View;
+use crate::{EndpointId, Moment};
 
 /// Rosters that are kept. Clients may name any model where an endpoint serves any; beyond these it is begun anew.
 const ROSTERS_MAX: usize = 32;
@@ -22,8 +24,16 @@ pub(crate) struct Roster {
     /// The model that is meant, if it matters.
     model: Option<String>,
     endpoints: Vec<Arc<Endpoint>>,
+    ids: Vec<EndpointId>,
+    /// Where each is, by its slot; [`NOWHERE`] for those of others.
+    by_slot: Vec<u32>,
     has_roles: bool,
+    /// Tokens placed lately at one of those in use, on average: the bits of a number.
+    placed_mean: AtomicU64,
 }
+
+/// The position of an endpoint that is not in a roster.
+const NOWHERE: u32 = u32::MAX;
 
 /// What requests ask for that mean the same.
 #[derive(Debug)]
@@ -48,7 +58,7 @@ impl<'a> Wanted<&'a str> {
 impl Roster {
     /// # Errors
     /// If nobody serves it, or the model is not clear.
-    fn of(view: &View, wanted: &Wanted<&str>) -> Result<Self, Refusal> {
+    fn of(view: &View, wanted: &Wanted<&str>, now: Moment) -> Result<Self, Refusal> {
         if view.endpoints.is_empty() {
             return Err(Refusal::NoEndpointConfigured);
         }
@@ -65,13 +75,50 @@ impl Roster {
         match model {
             Some(model) if endpoints.is_empty() && !unknown => Err(Refusal::ModelUnknown { model }),
             model if endpoints.is_empty() => Err(not_ready(model, None)),
-            model => Ok(Self {
-                wanted: Wanted { model: wanted.model.map(str::to_owned), any: wanted.any },
-                model,
-                has_roles: endpoints.iter().any(|endpoint| endpoint.spec.role != Role::Both),
-                endpoints,
-            }),
+            model => {
+                let roster = Self {
+                    wanted: Wanted { model: wanted.model.map(str::to_owned), any: wanted.any },
+                    model,
+                    ids: endpoints.iter().map(|endpoint| endpoint.id).collect(),
+                    by_slot: by_slot(&endpoints),
+                    has_roles: endpoints.iter().any(|endpoint| endpoint.spec.role != Role::Both),
+                    endpoints,
+                    placed_mean: AtomicU64::new(0),
+                };
+                roster.measure_placed(now);
+                Ok(roster)
+            }
         }
+    }
+
+    /// Works out anew how much was placed at one of them lately.
+    pub(crate) fn measure_placed(&self, now: Moment) {
+        let usable = || self.endpoints.iter().filter(|each| each.usable_at(now) == Usable::Yes);
+        let placed: f64 = usable().map(|each| f64::from(each.placed_tokens(now))).sum();
+        let mean = placed / usable().count().max(1) as f64;
+        self.placed_mean.store(mean.to_bits(), Ordering::Relaxed);
+    }
+
+    /// All together.
+    pub(crate) fn fleet(&self) -> Fleet {
+        let placed_mean = f64::from_bits(self.placed_mean.load(Ordering::Relaxed));
+        Fleet { endpoints: self.endpoints.len(), placed_mean }
+    }
+
+    /// The position of the endpoint with a slot.
+    pub(crate) fn at_slot(&self, slot: Slot) -> Option<usize> {
+        self.by_slot.get(usize::from(slot.number())).filter(|at| **at != NOWHERE).map(|at| *at as usize)
+    }
+
+    /// The position of an endpoint.
+    pub(crate) fn position(&self, id: EndpointId) -> Option<usize> {
+        self.ids.binary_search(&id).ok()
+    }
+
+    /// The positions of all, beginning with the one whose id follows `key`, and around.
+    pub(crate) fn around(&self, key: u64) -> impl Iterator<Item = usize> + use<> {
+        let first = self.ids.partition_point(|id| id.raw() < key);
+        (first..self.ids.len()).chain(0..first)
     }
 
     /// Whether one of them has a role of its own. Where none has, they are whole engines, and hand nothing over.
@@ -124,6 +171,16 @@ impl Roster {
             _ => Refusal::AllTried,
         }
     }
+}
+
+fn by_slot(endpoints: &[Arc<Endpoint>]) -> Vec<u32> {
+    let slots = endpoints.iter().map(|each| usize::from(each.slot.number()) + 1).max().unwrap_or(0);
+    let mut by_slot = vec![NOWHERE; slots];
+    for (at, endpoint) in endpoints.iter().enumerate() {
+        // There are no more than slots, which are numbered with 16 bits.
+        by_slot[usize::from(endpoint.slot.number())] = at as u32;
+    }
+    by_slot
 }
 
 const fn not_ready(model: Option<String>, missing_role: Option<Role>) -> Refusal {
@@ -182,8 +239,9 @@ impl Rosters {
         changes: u64,
         request: &RequestShape,
         scope: &Scope<'_>,
+        now: Moment,
     ) -> Result<(Self, RosterNumber), Refusal> {
-        let roster = Arc::new(Roster::of(view, &Wanted::of(request, scope.default_model))?);
+        let roster = Arc::new(Roster::of(view, &Wanted::of(request, scope.default_model), now)?);
         let mut rosters = Vec::new();
         if Arc::ptr_eq(&self.view, view) && self.changes == changes && self.rosters.len() < ROSTERS_MAX {
             rosters.clone_from(&self.rosters);
@@ -191,6 +249,11 @@ impl Rosters {
         let number = RosterNumber(rosters.len());
         rosters.push(roster);
         Ok((Self { view: Arc::clone(view), changes, rosters }, number))
+    }
+
+    /// All.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Roster> {
+        self.rosters.iter().map(|roster| &**roster)
     }
 
     /// The one with this number, which these rosters gave.

@@ -53,8 +53,9 @@ pub fn settle(scene: &Scene<'_>, tied: &[usize]) -> (usize, Reason) {
 pub fn of_two(scene: &Scene<'_>, left: &[usize]) -> usize {
     // The two are those of all candidates, not of the tied ones, which differ with what each replica has
     // heard of the load.
-    let kept = scene.candidates.kept_list();
-    let wanted = top_two(scene, &kept);
+    let all = scene.candidates.all();
+    let ranked: Positions = scene.candidates.kept_positions().filter(|at| all[*at].is_ranked).collect();
+    let wanted = top_two(scene, &ranked);
     let mut two: Positions = wanted.iter().copied().filter(|at| left.contains(at)).collect();
     if two.is_empty() {
         two = top_two(scene, left);

@@ -133,6 +133,11 @@ impl Plan {
         }
     }
 
+    /// Whether what it chooses costs the least, so that others than those that may need not be looked at.
+    pub(crate) fn is_by_cost(&self) -> bool {
+        self.affinity.name() == AffinityName::PrefixCost && self.imbalance.is_none()
+    }
+
     pub(crate) fn placed(&self, request: &RequestShape, endpoint: EndpointId) -> Pin {
         self.affinity.placed(request, endpoint)
     }

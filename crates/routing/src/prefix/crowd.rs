@@ -55,6 +55,13 @@ impl Crowd {
         self.seats.iter().map(|seat| seat.tenant)
     }
 
+    /// All from one place on, which `from` gives by its share of the whole range of numbers, and around.
+    pub(super) fn tenants_from(&self, from: u64) -> impl Iterator<Item = Tenant> + '_ {
+        let first = ((u128::from(from) * self.seats.len() as u128) >> 64) as usize;
+        let (before, after) = self.seats.split_at(first);
+        after.iter().chain(before).map(|seat| seat.tenant)
+    }
+
     fn find(&self, slot: Slot) -> Result<usize, usize> {
         self.seats.binary_search_by_key(&slot, |seat| seat.tenant.slot)
     }

@@ -7,6 +7,18 @@ use super::Slot;
 /// Up to this many holders a search through a list beats a table.
 const LISTED_MAX: usize = 16;
 
+/// How many crowds of one prompt are kept, the deepest: shallower ones hold little more than those.
+const CROWDS_MAX: usize = 4;
+
+/// A depth to which more endpoints hold a prompt than were to be listed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WarmCrowd {
+    /// How many leading blocks they hold.
+    pub depth: u32,
+    /// How many they are.
+    pub holders: usize,
+}
+
 /// How many leading blocks of one prompt are believed warm at each slot that holds any.
 ///
 /// Reusable: filling it again allocates nothing once it has grown, and nothing at all for up to 16
@@ -20,6 +32,7 @@ pub struct WarmDepths {
     filling: u32,
     tabled: bool,
     deepest: u32,
+    crowds: SmallVec<[WarmCrowd; CROWDS_MAX]>,
 }
 
 impl WarmDepths {
@@ -48,8 +61,21 @@ impl WarmDepths {
         self.deepest
     }
 
+    /// The depths to which too many to be listed hold the prompt, deepest first. Whoever is listed may be among them.
+    pub fn crowds(&self) -> &[WarmCrowd] {
+        &self.crowds
+    }
+
+    pub(super) fn note_crowd(&mut self, depth: u32, holders: usize) {
+        self.deepest = self.deepest.max(depth);
+        if self.crowds.len() < CROWDS_MAX {
+            self.crowds.push(WarmCrowd { depth, holders });
+        }
+    }
+
     pub(super) fn clear(&mut self) {
         self.listed.clear();
+        self.crowds.clear();
         self.deepest = 0;
         self.tabled = false;
     }

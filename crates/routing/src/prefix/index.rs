@@ -138,41 +138,70 @@ impl PrefixIndex {
     /// part that thousands hold is listed once. Where that rule is broken (holes), a depth found is still
     /// one where the slot really is a holder.
     pub fn warm_depths(&self, blocks: &[BlockHash], out: &mut WarmDepths) {
+        self.warm_depths_of_few(blocks, usize::MAX, out);
+    }
+
+    /// The same, but a depth to which more than `holders_max` hold the prompt is noted as a crowd and its holders are
+    /// not listed: whether one of them is meant, [`Self::holds`] says.
+    pub fn warm_depths_of_few(&self, blocks: &[BlockHash], holders_max: usize, out: &mut WarmDepths) {
         out.clear();
         let (Some(&first), Some(&last)) = (blocks.first(), blocks.last()) else { return };
         let at_end = self.holders(last);
+        let high = Level { depth: blocks.len(), holders: at_end };
         if at_end > 0 {
-            self.note_holders(last, blocks.len(), out);
+            self.note_level(last, high, holders_max, out);
         }
         if blocks.len() > 1 {
             let low = Level { depth: 1, holders: self.holders(first) };
-            let high = Level { depth: blocks.len(), holders: at_end };
-            self.note_between(blocks, low, high, out);
+            self.note_between(blocks, low, high, holders_max, out);
         }
     }
 
     /// Notes who holds `low.depth` blocks or more, but not `high.depth`; deepest first.
-    fn note_between(&self, blocks: &[BlockHash], low: Level, high: Level, out: &mut WarmDepths) {
+    fn note_between(
+        &self,
+        blocks: &[BlockHash],
+        low: Level,
+        high: Level,
+        holders_max: usize,
+        out: &mut WarmDepths,
+    ) {
         if low.holders == high.holders {
             return;
         }
         if high.depth - low.depth == 1 {
-            return self.note_holders(blocks[low.depth - 1], low.depth, out);
+            return self.note_level(blocks[low.depth - 1], low, holders_max, out);
         }
         let depth = low.depth.midpoint(high.depth);
         let middle = Level { depth, holders: self.holders(blocks[depth - 1]) };
-        self.note_between(blocks, middle, high, out);
-        self.note_between(blocks, low, middle, out);
+        self.note_between(blocks, middle, high, holders_max, out);
+        self.note_between(blocks, low, middle, holders_max, out);
     }
 
-    fn holders(&self, block: BlockHash) -> usize {
+    /// How many hold a block.
+    pub fn holders(&self, block: BlockHash) -> usize {
         let (part, hash) = self.part(block);
         part.read().holders(hash, &self.shared)
     }
 
-    fn note_holders(&self, block: BlockHash, depth: usize, out: &mut WarmDepths) {
+    /// Whether `slot` holds a block.
+    pub fn holds(&self, block: BlockHash, slot: Slot) -> bool {
+        self.touched(block, slot).is_some()
+    }
+
+    /// Some of the holders of a block, at most `count`: those that follow `from` in an order of the index's own,
+    /// which begins anew after its end.
+    pub fn some_holders(&self, block: BlockHash, from: u64, count: usize) -> Vec<Slot> {
         let (part, hash) = self.part(block);
-        let depth = u32::try_from(depth).unwrap_or(u32::MAX);
+        part.read().some_holders(hash, from, count, &self.shared)
+    }
+
+    fn note_level(&self, block: BlockHash, level: Level, holders_max: usize, out: &mut WarmDepths) {
+        let (part, hash) = self.part(block);
+        let depth = u32::try_from(level.depth).unwrap_or(u32::MAX);
+        if level.holders > holders_max {
+            return out.note_crowd(depth, level.holders);
+        }
         part.read().each_holder(hash, &self.shared, |slot| out.note(slot, depth));
     }
 

@@ -7,7 +7,7 @@ mod index;
 mod shard;
 mod slot;
 
-pub use depths::WarmDepths;
+pub use depths::{WarmCrowd, WarmDepths};
 pub use hash::{BLOCK_BYTES_DEFAULT, BLOCKS_MAX, BlockHasher};
 pub use index::{Cursor, INDEX_BYTES_MIN, Placed, PrefixIndex};
 pub use slot::Slot;

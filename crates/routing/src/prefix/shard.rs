@@ -184,6 +184,22 @@ impl Shard {
         }
     }
 
+    /// At most `count` live holders of a block, those that follow `from` in the order in which they stand.
+    pub(super) fn some_holders(&self, hash: u64, from: u64, count: usize, shared: &Shared) -> Vec<Slot> {
+        let run = self.run(hash, shared);
+        let live = |tenant: &Tenant| shared.generations.is_live(*tenant);
+        if let [entry] = run
+            && let Holder::Crowd(number) = entry.holder()
+        {
+            let crowd = &self.crowds[number];
+            return crowd.tenants_from(from).filter(live).take(count).map(|tenant| tenant.slot).collect();
+        }
+        let mut slots = Vec::with_capacity(run.len());
+        self.each_holder(hash, shared, |slot| slots.push(slot));
+        slots.truncate(count);
+        slots
+    }
+
     fn each_of(&self, entry: &Entry, shared: &Shared, each: &mut impl FnMut(Slot)) {
         let live = |tenant: &Tenant| shared.generations.is_live(*tenant);
         match entry.holder() {

@@ -11,13 +11,14 @@ use crate::admission::Gate;
 use crate::candidates::{Candidate, Candidates, Scope};
 use crate::cost::{Cost, Costs, weigh};
 use crate::decision::{CandidateCost, Chosen, Decision, Part, Refusal};
-use crate::endpoint::Inserted;
+use crate::endpoint::{Endpoint, Inserted};
 use crate::endpoint_filter::FilterName;
 use crate::heard::Lately;
 use crate::prefix::WarmDepths;
 use crate::rates::Speed;
 use crate::rendezvous::TopTwo;
 use crate::request::RequestShape;
+use crate::roster::Roster;
 use crate::scene::Scene;
 use crate::view::View;
 use crate::{BlockHash, EndpointId, Moment};
@@ -36,7 +37,7 @@ const OVERUSED_FROM: f64 = 1.2;
 /// What choosing fills anew for each request and keeps the memory of.
 #[derive(Default)]
 pub(super) struct Scratch {
-    warm: WarmDepths,
+    pub(super) warm: WarmDepths,
     pub(super) conversation: WarmDepths,
 }
 
@@ -159,21 +160,51 @@ impl Router {
         let ground = self.ground(asked, &view, &active, now);
         let scope = self.scope(&ground)?;
         let shape = asked.shape;
-        let (rosters, number) = self.rosters(&view, shape, &scope)?;
+        let (rosters, number) = self.rosters(&view, shape, &scope, now)?;
         let roster = rosters.get(number);
         if let Some(pools) = &view.pools
             && roster.has_roles()
         {
             return self.decide_with_roles(scratch, &ground, &scope, roster, pools, rng);
         }
-        let plan = &active.plan;
-        let mut candidates = Candidates::gather(roster, &scope, now)?;
-        self.look_up(scratch, shape);
-        self.get_to_know(&mut candidates, scratch, &ground);
-        let reverted = plan.filter(&mut candidates, &view, shape);
-        let mut costs = self.weigh(&candidates, &ground);
-        if let Some(gate) = &asked.gate {
-            (candidates, costs) = gate.narrow(candidates, costs, now)?;
+        if let Some(shortlist) = self.shortlist(scratch, roster, &scope, &ground) {
+            match self.decide_among(shortlist, scratch, &ground, rng) {
+                // Whether anybody has room only all can tell.
+                Err(Refusal::Overloaded { .. }) => {}
+                decided => return decided,
+            }
+        }
+        self.decide_among_all(scratch, roster, &scope, &ground, rng)
+    }
+
+    /// Decides where none has a role, among all that could serve the request.
+    pub(super) fn decide_among_all(
+        &self,
+        scratch: &mut Scratch,
+        roster: &Roster,
+        scope: &Scope<'_>,
+        ground: &Ground<'_>,
+        rng: &mut Rng,
+    ) -> Result<Decided, Refusal> {
+        let candidates = Candidates::gather(roster, scope, ground.now)?;
+        self.look_up(scratch, ground.asked.shape);
+        self.decide_among(candidates, scratch, ground, rng)
+    }
+
+    /// Decides among endpoints of which is looked up already what they hold.
+    fn decide_among(
+        &self,
+        mut candidates: Candidates<'_>,
+        scratch: &Scratch,
+        ground: &Ground<'_>,
+        rng: &mut Rng,
+    ) -> Result<Decided, Refusal> {
+        let plan = &ground.active.plan;
+        self.get_to_know(&mut candidates, scratch, ground);
+        let reverted = plan.filter(&mut candidates, ground.view, ground.asked.shape);
+        let mut costs = self.weigh(&candidates, ground);
+        if let Some(gate) = &ground.asked.gate {
+            (candidates, costs) = gate.narrow(candidates, costs, ground.now)?;
         }
         let (at, reason) = plan.pick(&ground.scene(&candidates, &costs, scratch), rng);
         Ok(Decided {
@@ -185,7 +216,7 @@ impl Router {
                 reverted,
                 split: None,
             },
-            leg: self.leg(&candidates.all()[at], &costs[at], Part::Whole, &ground),
+            leg: self.leg(&candidates.all()[at], &costs[at], Part::Whole, ground),
             prefill: None,
         })
     }
@@ -236,8 +267,8 @@ impl Router {
         // Many hold as much as others: what was heard of prompts that ended there is looked up once.
         let mut heard = (0, Lately::new());
         for candidate in candidates.all_mut() {
-            candidate.noted_blocks = scratch.warm.at(candidate.endpoint.slot);
-            candidate.warm_blocks = self.still_warm(candidate, shape);
+            candidate.noted_blocks = self.noted(candidate.endpoint, &scratch.warm, shape);
+            candidate.warm_blocks = self.still_warm(candidate.endpoint, candidate.noted_blocks, shape);
             if heard.0 != candidate.noted_blocks {
                 heard = (candidate.noted_blocks, self.heard_of(candidate.noted_blocks, shape, ground.now));
             }
@@ -268,8 +299,11 @@ impl Router {
     pub(super) fn weigh(&self, candidates: &Candidates<'_>, ground: &Ground<'_>) -> Costs {
         let shape = ground.asked.shape;
         let depths: SmallVec<[u32; 32]> = candidates.kept().map(|each| each.warm_blocks).collect();
-        let common = self.shares.common_depth(ground.model, &shape.blocks, depths.len(), |depth| {
-            depths.iter().filter(|warm| **warm as usize > depth).count()
+        let fleet = candidates.fleet();
+        let endpoints = fleet.map_or(depths.len(), |fleet| fleet.endpoints);
+        let common = self.shares.common_depth(ground.model, &shape.blocks, endpoints, |depth| match fleet {
+            Some(_) => self.index.holders(shape.blocks[depth]),
+            None => depths.iter().filter(|warm| **warm as usize > depth).count(),
         });
         let settings = &ground.active.settings;
         let prior: Speed = settings.speed.into();
@@ -281,15 +315,25 @@ impl Router {
         costs
     }
 
-    /// How many of the blocks that were placed at a candidate its engine is believed to have kept.
-    fn still_warm(&self, candidate: &Candidate<'_>, shape: &RequestShape) -> u32 {
-        let noted = candidate.noted_blocks as usize;
-        match (noted, candidate.endpoint.retention().horizon()) {
+    /// How many blocks were placed at an endpoint. Of the members of crowds, who are not listed, the index is asked.
+    pub(super) fn noted(&self, endpoint: &Endpoint, warm: &WarmDepths, shape: &RequestShape) -> u32 {
+        let listed = warm.at(endpoint.slot);
+        let deeper = warm.crowds().iter().filter(|crowd| crowd.depth > listed).find(|crowd| {
+            let last = shape.blocks.get(crowd.depth as usize - 1);
+            last.is_some_and(|block| self.index.holds(*block, endpoint.slot))
+        });
+        deeper.map_or(listed, |crowd| crowd.depth)
+    }
+
+    /// How many of the blocks that were placed at an endpoint its engine is believed to have kept.
+    pub(super) fn still_warm(&self, endpoint: &Endpoint, noted_blocks: u32, shape: &RequestShape) -> u32 {
+        let noted = noted_blocks as usize;
+        match (noted, endpoint.retention().horizon()) {
             (1.., Some(horizon)) => {
                 let blocks = &shape.blocks[..noted.min(shape.blocks.len())];
-                self.index.depth_since(blocks, candidate.endpoint.slot, horizon) as u32
+                self.index.depth_since(blocks, endpoint.slot, horizon) as u32
             }
-            _ => candidate.noted_blocks,
+            _ => noted_blocks,
         }
     }
 
@@ -324,7 +368,7 @@ impl Router {
 /// that all replicas share. It may have gone there a moment ago through another one.
 fn presumed_home(candidates: &Candidates<'_>, shape: &RequestShape) -> Option<EndpointId> {
     let mut top = TopTwo::new(shape.session?.raw());
-    for candidate in candidates.kept() {
+    for candidate in candidates.kept().filter(|candidate| candidate.is_ranked) {
         top.offer(candidate.endpoint.id, candidate.endpoint.id);
     }
     top.first()
@@ -337,7 +381,9 @@ fn even_out(costs: &mut Costs, candidates: &Candidates<'_>, prefill_weight: f64,
     let premium = (prefill_weight - 1.0).max(0.0);
     let placed: SmallVec<[f64; 8]> =
         candidates.all().iter().map(|each| f64::from(each.endpoint.placed_tokens(now))).collect();
-    let mean = placed.iter().sum::<f64>() / placed.len() as f64;
+    let mean = candidates
+        .fleet()
+        .map_or_else(|| placed.iter().sum::<f64>() / placed.len() as f64, |fleet| fleet.placed_mean);
     if mean < f64::from(PLACED_MEAN_MIN) {
         return;
     }

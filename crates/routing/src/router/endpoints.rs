@@ -293,13 +293,14 @@ impl Router {
         view: &Arc<View>,
         shape: &RequestShape,
         scope: &Scope<'_>,
+        now: Moment,
     ) -> Result<(Guard<Arc<Rosters>>, RosterNumber), Refusal> {
         let changes = self.served_changes.load(Ordering::Acquire);
         let rosters = self.rosters.load();
         if let Some(number) = rosters.find(view, changes, shape, scope) {
             return Ok((rosters, number));
         }
-        let (next, number) = rosters.with(view, changes, shape, scope)?;
+        let (next, number) = rosters.with(view, changes, shape, scope, now)?;
         let next = Arc::new(next);
         // Of two that are stored at once one is lost, and made again when it is wanted.
         self.rosters.store(Arc::clone(&next));

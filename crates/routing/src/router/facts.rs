@@ -135,6 +135,7 @@ impl Router {
                 pulse.ejected.push(endpoint.id);
             }
         }
+        self.measure_placed(now);
         pulse.observed = self.observed_rows(&view, now);
         pulse.speed = self.speed_rows(now);
         let mut rows = pulse.speed.clone();

@@ -13,6 +13,7 @@ mod learning;
 mod ledger;
 mod pairing;
 mod sessions;
+mod shortlist;
 mod staged;
 
 use std::collections::VecDeque;

@@ -199,7 +199,7 @@ impl Router {
             return Err(Refusal::AllTried);
         };
         let (from, pool) = (&view.endpoints[at], pools.at(at));
-        let (rosters, number) = self.rosters(&view, shape, &scope)?;
+        let (rosters, number) = self.rosters(&view, shape, &scope, now)?;
         let mut sides = Sides::gather(rosters.get(number), &scope, now)?;
         self.look_up(scratch, shape);
         self.get_to_know(&mut sides.whole, scratch, &ground);

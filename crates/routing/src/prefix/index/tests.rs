@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::*;
+use crate::prefix::WarmCrowd;
 
 /// A prompt as chained hashes: equal beginnings give equal hashes, as the block hasher's do.
 fn path(words: &[u64]) -> Vec<BlockHash> {
@@ -153,6 +154,34 @@ fn thousands_may_hold_one_block() {
     }
     assert_eq!(depths(&index, &common).len(), 10);
     index.check();
+}
+
+#[test]
+fn a_crowd_is_not_listed_where_few_are_asked_for() {
+    let index = PrefixIndex::new(0);
+    let prompt = path(&[1, 2, 3, 4, 5]);
+    for (slots, depth) in [(0..200, 2), (0..50, 3), (0..3, 5)] {
+        slots.for_each(|slot| _ = index.place(&prompt[..depth], Slot::new(slot), at_second(1)));
+    }
+    let mut out = WarmDepths::default();
+    for _ in 0..2 {
+        index.warm_depths_of_few(&prompt, 10, &mut out);
+        let listed: BTreeMap<u16, u32> = out.iter().map(|(slot, depth)| (slot.number(), depth)).collect();
+        assert_eq!(listed, BTreeMap::from([(0, 5), (1, 5), (2, 5)]));
+        let crowd = |depth, holders| WarmCrowd { depth, holders };
+        assert_eq!(out.crowds(), [crowd(3, 50), crowd(2, 200)]);
+        assert_eq!(out.deepest(), 5);
+    }
+    assert!(index.holds(prompt[2], Slot::new(49)) && !index.holds(prompt[2], Slot::new(50)));
+    for (depth, holders) in [(2, 200), (3, 50), (5, 3)] {
+        for from in [0, 1 << 63, u64::MAX] {
+            let some = index.some_holders(prompt[depth - 1], from, 20);
+            assert_eq!(some.iter().map(|slot| slot.number()).collect::<BTreeSet<_>>().len(), holders.min(20));
+            assert!(some.iter().all(|slot| index.holds(prompt[depth - 1], *slot)));
+        }
+    }
+    index.warm_depths(&prompt, &mut out);
+    assert_eq!((out.iter().count(), out.crowds()), (200, &[][..]));
 }
 
 #[test]

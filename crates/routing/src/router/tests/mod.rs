@@ -4,6 +4,7 @@ mod charges;
 mod choosing;
 mod endpoints;
 mod facts;
+mod fleet;
 mod policies;
 mod split;
 
