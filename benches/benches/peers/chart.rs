@@ -32,7 +32,7 @@ pub(crate) fn cpu(settings: &Settings, rows: &[Row]) -> Chart {
                 .collect();
             let unit = if *kind == Kind::Paced { "chunk" } else { "request" };
             panels.push(Panel {
-                title: format!("{}, {} bodies: us of CPU per {unit}", table::kind_name(*kind), body.name()),
+                title: format!("{}, {}: us per {unit}", table::kind_name(*kind), body.name()),
                 scale: Scale::decades(points.iter().flatten().map(|(_, us)| *us)),
                 points,
             });
