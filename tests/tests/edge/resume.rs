@@ -128,6 +128,29 @@ async fn a_stream_that_breaks_goes_on_at_another_engine_and_its_client_sees_one_
 }
 
 #[actix_web::test]
+async fn tokens_that_came_several_in_one_event_are_counted_by_an_engine_that_is_well() {
+    let engine = async || {
+        Fake::start_raw(|asked| match asked.path.as_str() {
+            "/health" => Answer::ok(""),
+            "/v1/models" => Answer::ok(r#"{"object":"list","data":[{"id":"sim","object":"model"}]}"#),
+            "/metrics" => Answer::status(404),
+            "/tokenize" if continues(asked) => Answer::ok(r#"{"count":16,"tokens":[1]}"#),
+            "/tokenize" => Answer::ok(r#"{"count":10}"#),
+            _ if continues(asked) => Answer::Events(rest(), Duration::ZERO),
+            _ => Answer::Cut(vec![piece(0), piece(1)]),
+        })
+        .await
+    };
+    let engines = [engine().await, engine().await];
+    let node = Node::over(&urls(&engines), &[]).await;
+    let reply = node.post("/v1/chat/completions", chat("hi", true)).await;
+    let usage = "\"usage\":{\"completion_tokens\":8,\"prompt_tokens\":10,\"total_tokens\":18}";
+    assert!(reply.text().contains(usage), "{}", reply.text());
+    assert_eq!(continuation(&engines)["max_tokens"], 8 - 6);
+    node.at_rest().await;
+}
+
+#[actix_web::test]
 async fn a_text_completion_goes_on_behind_its_prompt() {
     let text = |id: &str, text: &str, finish: Option<&str>| {
         json!({"id": id, "object": "text_completion", "created": 1, "model": "sim",
@@ -281,7 +304,7 @@ async fn freezing() -> Fake {
         "/v1/models" => Answer::ok(r#"{"object":"list","data":[{"id":"sim","object":"model"}]}"#),
         "/health" if frozen.load(Ordering::SeqCst) => Answer::Silence,
         "/health" => Answer::ok(""),
-        "/metrics" => Answer::status(404),
+        "/metrics" | "/tokenize" => Answer::status(404),
         _ if continues(asked) => Answer::Events(rest(), Duration::ZERO),
         _ => {
             frozen.store(true, Ordering::SeqCst);

@@ -40,14 +40,36 @@ impl Envelope {
     /// The head of a leg.
     pub(super) fn head(&self, target: &Target, route: Route, length: BodyLength) -> BytesMut {
         let path = self.request.uri().path_and_query().map_or("/", |path| path.as_str());
+        self.write(self.request.method(), path, target, route != Route::Other, length)
+    }
+
+    /// The head of another request on this one's behalf.
+    pub(super) fn head_of(
+        &self,
+        method: &Method,
+        path: &str,
+        target: &Target,
+        length: BodyLength,
+    ) -> BytesMut {
+        self.write(method, path, target, true, length)
+    }
+
+    fn write(
+        &self,
+        method: &Method,
+        path: &str,
+        target: &Target,
+        plain_reply: bool,
+        length: BodyLength,
+    ) -> BytesMut {
         let outgoing = Outgoing {
             target,
             request_id: self.id.value(),
             peer: self.request.peer_addr().map(|peer| peer.ip()),
-            plain_reply: route != Route::Other,
+            plain_reply,
             length,
         };
-        headers::to_engine(self.request.method(), path, self.request.headers(), &outgoing)
+        headers::to_engine(method, path, self.request.headers(), &outgoing)
     }
 }
 

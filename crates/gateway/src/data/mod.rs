@@ -1,6 +1,7 @@
 //! The public listener: what clients of the engines see.
 
 mod attempt;
+mod counting;
 mod drive;
 mod face;
 mod handoff;

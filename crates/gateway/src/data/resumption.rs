@@ -9,9 +9,10 @@ use routing::request::Route;
 use routing::retry::LegFailure;
 
 use super::attempt::Envelope;
+use super::counting::counted;
 use super::drive::{Continued, Driver};
 use super::leg::{Leg, Reader};
-use crate::resume::{Memory, Stitch, continued};
+use crate::resume::{Memory, Stitch, continued, continued_prompt};
 use crate::stream::Ending;
 use crate::worker::Worker;
 
@@ -41,8 +42,13 @@ impl Resumption {
     }
 
     /// What asks for the rest, and makes it part of the stream.
-    fn plan(&mut self, route: Route, leg: &Leg) -> Result<(Bytes, Stitch, u32), NoResume> {
-        if let Reader::Events(scanner) = leg.reader() {
+    async fn plan(
+        &mut self,
+        worker: &Worker,
+        handle: &LifecycleHandle,
+        broken: &Leg,
+    ) -> Result<(Bytes, Stitch, u32), NoResume> {
+        if let Reader::Events(scanner) = broken.reader() {
             if scanner.is_mid_event() {
                 return Err(NoResume::Unreadable);
             }
@@ -50,8 +56,15 @@ impl Resumption {
                 return Err(NoResume::Finished);
             }
         }
+        let shape = handle.shape();
         let said = self.memory.so_far()?;
-        Ok((continued(route, &self.body, said)?, Stitch::to(said), said.tokens()))
+        if said.wants_count() && (shape.include_usage || shape.output_tokens_max.is_some()) {
+            let bodies = [self.body.clone(), continued_prompt(shape.route, &self.body, said)?];
+            if let Some((prompt, whole)) = counted(worker, &self.envelope, handle, bodies).await {
+                said.count(prompt, whole.saturating_sub(prompt));
+            }
+        }
+        Ok((continued(shape.route, &self.body, said)?, Stitch::to(said), said.tokens()))
     }
 
     /// Has the stream go on elsewhere: with the leg that does, or with the order that says how to end.
@@ -65,7 +78,7 @@ impl Resumption {
         let planned = match resumption {
             // Its request was longer than what may be kept.
             None => Err(NoResume::TooLong),
-            Some(mut kept) => kept.plan(handle.shape().route, broken).map(|plan| (kept, plan)),
+            Some(mut kept) => kept.plan(worker, &handle, broken).await.map(|plan| (kept, plan)),
         };
         let (kept, (body, stitch, tokens)) = match planned {
             Ok(planned) => planned,

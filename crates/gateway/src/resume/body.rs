@@ -16,7 +16,24 @@ use crate::edit::{Change, edited_by};
 /// # Errors
 /// If all tokens have come, or the body's fields are not of the kinds they must be.
 pub(crate) fn continued(route: Route, body: &Bytes, said: &Said) -> Result<Bytes, NoResume> {
-    let (text, tokens) = (said.text(), u64::from(said.tokens()));
+    lowered_by(route, body, said.text(), (u64::from(said.tokens()), u64::from(said.pieces())))
+}
+
+/// The same with its limits as they were: what tokens are to be counted of.
+///
+/// # Errors
+/// As [`continued`].
+pub(crate) fn continued_prompt(route: Route, body: &Bytes, said: &Said) -> Result<Bytes, NoResume> {
+    lowered_by(route, body, said.text(), (0, 0))
+}
+
+/// As [`continued`], where `tokens` have come, of which so many are certain.
+fn lowered_by(
+    route: Route,
+    body: &Bytes,
+    text: &str,
+    (tokens, certain): (u64, u64),
+) -> Result<Bytes, NoResume> {
     if text.is_empty() {
         return Ok(body.clone());
     }
@@ -26,10 +43,12 @@ pub(crate) fn continued(route: Route, body: &Bytes, said: &Said) -> Result<Bytes
     let mut placed = false;
     let change = |key: &[u8], value: &[u8]| match (route, key) {
         (_, b"max_tokens" | b"max_completion_tokens") => match lowered(value, tokens) {
-            Lowered::To(0) => {
+            Lowered::To(0) if matches!(lowered(value, certain), Lowered::To(0)) => {
                 fault = Some(NoResume::Finished);
                 Change::Keep
             }
+            // Counted by another engine all have come, but then the end would have been said.
+            Lowered::To(0) => Change::set("1"),
             Lowered::To(left) => Change::Set(left.to_string().into_bytes().into()),
             Lowered::Absent => Change::Keep,
             Lowered::Unknown => {

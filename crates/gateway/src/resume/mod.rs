@@ -14,7 +14,7 @@ mod stitch;
 use routing::lifecycle::NoResume;
 use routing::request::Route;
 
-pub(crate) use body::continued;
+pub(crate) use body::{continued, continued_prompt};
 pub(crate) use said::Said;
 pub(crate) use stitch::Stitch;
 
@@ -60,7 +60,7 @@ impl Memory {
     ///
     /// # Errors
     /// If it is too long, or more than a text.
-    pub(crate) fn so_far(&mut self) -> Result<&Said, NoResume> {
+    pub(crate) fn so_far(&mut self) -> Result<&mut Said, NoResume> {
         self.read();
         if self.lost.is_none() && !self.unread.is_empty() {
             // Half an event has been let through.
@@ -68,7 +68,7 @@ impl Memory {
         }
         match self.lost {
             Some(why) => Err(why),
-            None => Ok(&self.said),
+            None => Ok(&mut self.said),
         }
     }
 

@@ -27,6 +27,8 @@ pub(crate) struct Said {
     pieces: u32,
     /// Tokens of answer and prompt, by the engine's count in its last event.
     counted: Option<Counts>,
+    /// The same by another engine's count, when so many pieces had come.
+    recounted: Option<(Counts, u32)>,
     identity: Option<Identity>,
     role: bool,
 }
@@ -101,7 +103,15 @@ impl Delta<'_> {
 impl Said {
     /// Nothing yet.
     pub(crate) const fn new(route: Route) -> Self {
-        Self { route, text: String::new(), pieces: 0, counted: None, identity: None, role: false }
+        Self {
+            route,
+            text: String::new(),
+            pieces: 0,
+            counted: None,
+            recounted: None,
+            identity: None,
+            role: false,
+        }
     }
 
     /// All text so far.
@@ -109,15 +119,37 @@ impl Said {
         &self.text
     }
 
-    /// Tokens so far: by the engine's count if it tells with each event, else one for each event with a text, which
-    /// is fewer where an engine puts several into one.
+    /// Tokens so far: by the engine's count if it tells with each event, else by another's of the text, and of what
+    /// came since one for each event with a text, which is fewer where an engine puts several into one.
     pub(crate) fn tokens(&self) -> u32 {
-        self.counted.map_or(self.pieces, |counts| counts.completion_tokens)
+        match (self.counted, self.recounted) {
+            (Some(counts), _) => counts.completion_tokens,
+            (None, Some((counts, pieces))) => counts.completion_tokens.saturating_add(self.pieces - pieces),
+            (None, None) => self.pieces,
+        }
+    }
+
+    /// Events with a text, of each of which an engine has said one token at the least.
+    pub(super) const fn pieces(&self) -> u32 {
+        self.pieces
+    }
+
+    /// Whether tokens are counted by events only.
+    pub(crate) fn wants_count(&self) -> bool {
+        self.counted.is_none() && !self.text.is_empty()
+    }
+
+    /// An engine counts so many tokens in the client's prompt, and so many in the text. A text can be said in fewer
+    /// tokens than it was.
+    pub(crate) fn count(&mut self, prompt_tokens: u32, tokens: u32) {
+        let completion_tokens = tokens.max(self.pieces);
+        self.recounted = Some((Counts { prompt_tokens, completion_tokens }, self.pieces));
     }
 
     /// Tokens of the prompt, if the engine has told.
     pub(super) fn prompt_tokens(&self) -> Option<u32> {
-        self.counted.map(|counts| counts.prompt_tokens)
+        let recounted = self.recounted.map(|(counts, _)| counts);
+        self.counted.or(recounted).map(|counts| counts.prompt_tokens)
     }
 
     /// What the client knows the stream by.

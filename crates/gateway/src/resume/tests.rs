@@ -27,7 +27,7 @@ fn role(id: &str) -> String {
 fn said(route: Route, stream: &str) -> Result<Said, NoResume> {
     let mut memory = Memory::new(route, 1 << 20);
     memory.keep(stream.as_bytes());
-    memory.so_far().cloned()
+    memory.so_far().map(|said| said.clone())
 }
 
 #[track_caller]
@@ -160,6 +160,31 @@ fn a_text_completion_is_continued_behind_its_prompt() {
     );
     check_body(TEXT, &two, r#"{"prompt":7,"max_tokens":9}"#, Err(NoResume::Unreadable));
     check_body(TEXT, &two, r#"{"max_tokens":9}"#, Err(NoResume::Unreadable));
+}
+
+#[test]
+fn tokens_that_came_several_in_one_event_are_counted_by_who_goes_on() {
+    let body = r#"{"prompt":"p","max_tokens":20}"#;
+    let mut broke = said_by(TEXT, "abcdef", 3);
+    assert!(broke.wants_count());
+    let asked = continued_prompt(TEXT, &Bytes::from(body), &broke).unwrap();
+    assert_eq!(asked, r#"{"prompt":"pabcdef","max_tokens":20}"#);
+    broke.count(5, 6);
+    check_body(TEXT, &broke, body, Ok(r#"{"prompt":"pabcdef","max_tokens":14}"#));
+    let own = Usage { prompt_tokens: 11, output_tokens: 14, cached_tokens: None };
+    let wanted = Usage { prompt_tokens: 5, output_tokens: 20, cached_tokens: None };
+    assert_eq!(Stitch::to(&broke).usage(own), wanted);
+    // What comes after is counted by events again.
+    broke.take(b"data: {\"choices\":[{\"text\":\"g\"}]}\n\n").unwrap();
+    assert_eq!(broke.tokens(), 7);
+    // Each event had a token at the least, and the end of all would have been said.
+    broke.count(5, 1);
+    assert_eq!(broke.tokens(), 4);
+    broke.count(5, 30);
+    check_body(TEXT, &broke, body, Ok(r#"{"prompt":"pabcdefg","max_tokens":1}"#));
+    check_body(TEXT, &broke, r#"{"prompt":"p","max_tokens":4}"#, Err(NoResume::Finished));
+    let counted = r#"data: {"choices":[{"text":"a b c"}],"usage":{"prompt_tokens":7,"completion_tokens":3}}"#;
+    assert!(!said(TEXT, &format!("{counted}\n\n")).unwrap().wants_count());
 }
 
 #[test]

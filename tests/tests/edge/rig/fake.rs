@@ -108,7 +108,7 @@ impl Fake {
         Self::start_raw(move |asked| match asked.path.as_str() {
             "/health" => Answer::ok(""),
             "/v1/models" => Answer::ok(r#"{"object":"list","data":[{"id":"sim","object":"model"}]}"#),
-            "/metrics" => Answer::status(404),
+            "/metrics" | "/tokenize" => Answer::status(404),
             _ => script(asked),
         })
         .await
@@ -143,14 +143,10 @@ impl Fake {
         self.seen.counts.lock().get(path).copied().unwrap_or(0)
     }
 
-    /// Requests other than probes, scrapes and lists of models.
+    /// Requests other than probes, scrapes, lists of models and counts of tokens.
     pub fn served(&self) -> usize {
         let counts = self.seen.counts.lock();
-        counts
-            .iter()
-            .filter(|(path, _)| !matches!(path.as_str(), "/health" | "/v1/models" | "/metrics"))
-            .map(|(_, count)| count)
-            .sum()
+        counts.iter().filter(|(path, _)| !is_aside(path)).map(|(_, count)| count).sum()
     }
 
     /// The last of them.
@@ -164,6 +160,11 @@ impl Fake {
     }
 }
 
+/// Whether nothing is generated there.
+fn is_aside(path: &str) -> bool {
+    matches!(path, "/health" | "/v1/models" | "/metrics" | "/tokenize")
+}
+
 impl Drop for Fake {
     fn drop(&mut self) {
         self.accepting.abort();
@@ -175,7 +176,7 @@ async fn serve(mut stream: TcpStream, seen: &Seen) {
     let mut read = Vec::new();
     while let Some(asked) = read_request(&mut stream, &mut read).await {
         *seen.counts.lock().entry(asked.path.clone()).or_default() += 1;
-        let is_probe = matches!(asked.path.as_str(), "/health" | "/v1/models" | "/metrics");
+        let is_probe = is_aside(&asked.path);
         let answer = (seen.script)(&asked);
         if !is_probe {
             *seen.last.lock() = Some(asked);
