@@ -6,13 +6,17 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use bincode::config::{Configuration, Limit, LittleEndian, Varint};
+use bincode::enc::write::SizeWriter;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Version of the encoding; another is refused.
 const VERSION: u8 = 1;
 /// No encoded value is larger: a page of a pull is the largest.
 pub(crate) const ENCODED_BYTES_MAX: usize = 1 << 20;
+/// Room for most records: a pin, or a prompt of a dozen blocks.
+const RECORD_BYTES: usize = 128;
 
 const CONFIG: Configuration<LittleEndian, Varint, Limit<ENCODED_BYTES_MAX>> =
     bincode::config::standard().with_limit::<ENCODED_BYTES_MAX>();
@@ -32,10 +36,14 @@ pub(crate) enum DecodeError {
 
 /// The bytes of a value; nothing if they would be more than [`ENCODED_BYTES_MAX`].
 pub(crate) fn encode<T: Serialize>(value: &T) -> Option<Vec<u8>> {
-    let mut bytes = vec![VERSION];
-    let body = bincode::serde::encode_to_vec(value, CONFIG).ok()?;
-    bytes.extend(body);
-    (bytes.len() <= ENCODED_BYTES_MAX).then_some(bytes)
+    let size = size(value);
+    if size >= ENCODED_BYTES_MAX {
+        return None;
+    }
+    let mut bytes = Vec::with_capacity(1 + size);
+    bytes.push(VERSION);
+    bincode::serde::encode_into_std_write(value, &mut bytes, CONFIG).ok()?;
+    Some(bytes)
 }
 
 /// The value in exactly these bytes.
@@ -62,12 +70,18 @@ pub(crate) fn from_text<T: DeserializeOwned>(text: &str) -> Result<T, DecodeErro
 
 /// How many bytes a value takes within another.
 pub(crate) fn size<T: Serialize>(value: &T) -> usize {
-    bincode::serde::encode_to_vec(value, CONFIG).map_or(usize::MAX, |bytes| bytes.len())
+    let mut counted = SizeWriter::default();
+    bincode::serde::encode_into_writer(value, &mut counted, CONFIG)
+        .map_or(usize::MAX, |()| counted.bytes_written)
 }
 
 /// A fingerprint of a value, the same on every replica.
 pub(crate) fn digest<T: Serialize>(value: &T) -> u64 {
-    xxhash_rust::xxh3::xxh3_64(&bincode::serde::encode_to_vec(value, CONFIG).unwrap_or_default())
+    let mut bytes = Vec::with_capacity(RECORD_BYTES);
+    match bincode::serde::encode_into_std_write(value, &mut bytes, CONFIG) {
+        Ok(_) => xxh3_64(&bytes),
+        Err(_) => xxh3_64(&[]),
+    }
 }
 
 #[cfg(test)]

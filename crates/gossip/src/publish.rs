@@ -110,6 +110,12 @@ impl Publisher {
         // Before the records: a load must not be told without the placement that made it.
         let load = self.shared.facts.load();
         self.take_records();
+        if self.shared.directory.targets().is_empty() {
+            // Whoever comes first finds all of it: the ledger by its snapshot, the load by the first push.
+            self.told = self.shared.log.lock().head().sequence;
+            self.pushed.clear();
+            return;
+        }
         let version = self.next_version(now);
         let rows = changed_rows(&self.pushed, &load);
         let bare = self.bare(version);

@@ -15,10 +15,11 @@ mod room;
 mod split;
 mod upload;
 
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use actix_web::dev::Payload;
-use actix_web::http::header::{self, HeaderMap, HeaderValue};
+use actix_web::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use actix_web::http::{ConnectionType, Method};
 use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
@@ -267,8 +268,28 @@ fn may_be_json(first: &[u8]) -> bool {
 /// The client's headers as the core wants to see them.
 pub(crate) struct Headers<'a>(pub(crate) &'a HeaderMap);
 
+thread_local! {
+    /// Names that were asked for, as the map wants them: it would make each anew for every request.
+    static NAMES: RefCell<Vec<HeaderName>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Names that are kept. The core asks for three of its own and for those that are configured; with more of them, the
+/// others are made anew.
+const NAMES_MAX: usize = 16;
+
 impl HeaderView for Headers<'_> {
     fn get(&self, name: &str) -> Option<&[u8]> {
-        self.0.get(name).map(HeaderValue::as_bytes)
+        let value = NAMES.with_borrow_mut(|names| {
+            if let Some(known) = names.iter().find(|known| known.as_str().eq_ignore_ascii_case(name)) {
+                return self.0.get(known);
+            }
+            let made = HeaderName::from_bytes(name.as_bytes()).ok()?;
+            let value = self.0.get(&made);
+            if names.len() < NAMES_MAX {
+                names.push(made);
+            }
+            value
+        });
+        value.map(HeaderValue::as_bytes)
     }
 }

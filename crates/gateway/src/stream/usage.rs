@@ -34,7 +34,8 @@ impl Usage {
     /// The last `"usage": {...}` in a piece of JSON that may be cut at its start.
     pub(crate) fn find_last(json: &[u8]) -> Option<Self> {
         const KEY: &[u8] = b"\"usage\"";
-        let at = memmem::rfind(json, KEY)?;
+        // From the front, for which there is vector code.
+        let at = memmem::find_iter(json, KEY).last()?;
         let value = json[at + KEY.len()..].trim_ascii_start().strip_prefix(b":")?;
         let raw = Raw::deserialize(&mut serde_json::Deserializer::from_slice(value)).ok()?;
         Some(Self {

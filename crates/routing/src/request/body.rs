@@ -119,11 +119,13 @@ pub(super) struct Body<'a> {
 
 const STRUCTURED_FIELDS: usize = 7;
 
+fn check_utf8(text: &[u8]) -> Result<(), BadRequest> {
+    simdutf8::compat::from_utf8(text).map(|_| ()).map_err(|error| BadRequest::not_utf8(error.valid_up_to()))
+}
+
 /// Reads the body of a request on a known route.
 pub(super) fn read(route: Route, text: &[u8]) -> Result<Body<'_>, BadRequest> {
-    if let Err(error) = std::str::from_utf8(text) {
-        return Err(BadRequest::not_utf8(error.valid_up_to()));
-    }
+    check_utf8(text)?;
     let mut body = Body::default();
     let mut cursor = Cursor::new(text);
     match cursor.kind()? {
@@ -145,9 +147,7 @@ pub(super) fn read_other(text: &[u8]) -> Result<Body<'_>, BadRequest> {
     if first != Some(&b'{') {
         return Ok(Body::default());
     }
-    if let Err(error) = std::str::from_utf8(text) {
-        return Err(BadRequest::not_utf8(error.valid_up_to()));
-    }
+    check_utf8(text)?;
     let mut body = Body::default();
     let mut cursor = Cursor::new(text);
     while !cursor.at_end() {

@@ -190,8 +190,8 @@ pub(super) fn find_special(text: &[u8]) -> Option<usize> {
     let far = &text[near.len()..];
     let end = memchr2(b'"', b'\\', far);
     let plain = &far[..end.unwrap_or(far.len())];
-    // without an early exit, so that it becomes vector code
-    let at = if plain.iter().fold(false, |found, &byte| found | (byte < 0x20)) {
+    // Without an early exit, and as a minimum, so that it becomes vector code.
+    let at = if plain.iter().fold(u8::MAX, |least, &byte| least.min(byte)) < 0x20 {
         plain.iter().position(|&byte| byte < 0x20)
     } else {
         end
