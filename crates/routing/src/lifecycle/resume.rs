@@ -230,9 +230,11 @@ impl Lifecycle {
     /// The driver can't say what would continue it.
     pub(super) fn unresumable(&mut self, why: NoResume, now: Moment) -> Effects {
         match self.state {
-            State::Retrying { after, .. } if self.begun.is_some() => {
+            State::Retrying { after, staged } if self.begun.is_some() => {
                 self.settle_break(Aftermath::NotResumed(why));
-                self.break_off(EndCause::of(after), now)
+                let mut effects: Effects = staged.iter().map(|handed| handed.parted.release_staged()).collect();
+                effects.extend(self.break_off(EndCause::of(after), now));
+                effects
             }
             _ => Effects::new(),
         }
