@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use actix::prelude::{Actor, AsyncContext as _, Context, Handler, Message};
 use parking_lot::Mutex;
-use routing::facts::{LedgerRecord, LoadPush, Pulse, StagedPush};
+use routing::facts::{LedgerRecord, LoadPush, Pulse, QueuePush, StagedPush};
 use routing::liveness::{Beat, DeathCause, Liveness, LivenessChange};
 use routing::staged::Orphan;
 use routing::{ReplicaId, Router};
@@ -42,6 +42,13 @@ pub enum PeerEvent {
         replica: ReplicaId,
         /// The rows.
         push: LoadPush,
+    },
+    /// Who waits at it for room.
+    Queue {
+        /// Where.
+        replica: ReplicaId,
+        /// All of its queue.
+        push: QueuePush,
     },
     /// What it has staged at prefill engines.
     Staged {
@@ -225,6 +232,9 @@ impl Handler<PeerEvent> for GossipActor {
             }
             PeerEvent::Load { replica, push } => {
                 self.router.merge_load(&replica, &push, now);
+            }
+            PeerEvent::Queue { replica, push } => {
+                self.router.merge_queue(&replica, &push, now);
             }
             PeerEvent::Staged { replica, push } => {
                 self.router.merge_staged(&replica, &push);

@@ -40,11 +40,14 @@ pub enum FrameKind {
     Pull,
     /// What a replica has staged at prefill engines, for its heirs.
     Staged,
+    /// Who waits at a replica for room.
+    Queue,
 }
 
 impl FrameKind {
     /// All kinds.
-    pub const ALL: [Self; 6] = [Self::Pulse, Self::Ledger, Self::Push, Self::Prove, Self::Pull, Self::Staged];
+    pub const ALL: [Self; 7] =
+        [Self::Pulse, Self::Ledger, Self::Push, Self::Prove, Self::Pull, Self::Staged, Self::Queue];
 
     /// The kind as a metric label.
     pub const fn as_str(self) -> &'static str {
@@ -55,6 +58,7 @@ impl FrameKind {
             Self::Prove => "prove",
             Self::Pull => "pull",
             Self::Staged => "staged",
+            Self::Queue => "queue",
         }
     }
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use routing::ReplicaId;
-use routing::facts::{LedgerRecord, LoadPush, Pulse, StagedPush};
+use routing::facts::{LedgerRecord, LoadPush, Pulse, QueuePush, StagedPush};
 
 /// One piece of news. Events come in the order in which they are to be applied.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,6 +33,13 @@ pub enum GossipEvent {
         replica: ReplicaId,
         /// All that it has staged, and some of the rows.
         push: StagedPush,
+    },
+    /// Who waits at a replica for room, if that has changed since its pulse.
+    Queue {
+        /// Where.
+        replica: ReplicaId,
+        /// All of its queue.
+        push: QueuePush,
     },
     /// New records of a replica's ledger, usually in its order. Ones that were lost on the way come later.
     Ledger {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use routing::facts::LoadPush;
+use routing::facts::{LoadPush, QueuePush};
 use routing::{Moment, ReplicaId};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{MissedTickBehavior, interval};
@@ -19,7 +19,7 @@ use crate::peer::Peer;
 use crate::repair::{Repair, Repairs};
 use crate::shared::Shared;
 use crate::wire::{
-    HEAD_KEY, Head, META_KEY, PARTS_MAX, Position, Push, QUEUE_KEY, Run, SLOTS_MAX, Staged, key_index,
+    HEAD_KEY, Head, META_KEY, PARTS_MAX, Position, Push, QUEUE_KEY, Queued, Run, SLOTS_MAX, Staged, key_index,
 };
 use crate::{GossipEvent, Rejection, codec};
 
@@ -49,6 +49,7 @@ const SETTLE: Duration = Duration::from_secs(1);
 pub(crate) enum Input {
     Push(Box<Push>),
     Staged(Staged),
+    Queue(Queued),
     /// Records of a replica's own log, pulled from it.
     Pulled {
         replica: ReplicaId,
@@ -137,6 +138,7 @@ impl Hub {
         match input {
             Input::Push(push) => self.take_push(*push).await,
             Input::Staged(staged) => self.take_staged(staged).await,
+            Input::Queue(queued) => self.take_queue(queued).await,
             Input::Pulled { replica, generation, run, head } => {
                 let now = self.shared.clock.now();
                 if let Some(entry) = self.peers.get_mut(&replica).filter(|e| e.peer.generation == generation)
@@ -219,6 +221,18 @@ impl Hub {
         }
         let push = staged.into_push();
         self.emit(GossipEvent::Staged { replica, push }).await;
+    }
+
+    /// Hands on who waits at a replica, if that is news.
+    async fn take_queue(&mut self, queued: Queued) {
+        let Queued { replica, generation, waiting } = queued;
+        let Some(entry) = self.entry(&replica, generation, None) else {
+            return self.shared.counters.reject(Rejection::Outlived);
+        };
+        let push = QueuePush { epoch: generation, version: waiting.version, queue: waiting.queue.clone() };
+        if entry.peer.take_waiting(waiting) {
+            self.emit(GossipEvent::Queue { replica, push }).await;
+        }
     }
 
     /// Hands on those of these records that are new.
@@ -499,4 +513,10 @@ pub(crate) fn offer_push(inputs: &mpsc::Sender<Input>, body: &[u8]) -> Result<()
 pub(crate) fn offer_staged(inputs: &mpsc::Sender<Input>, body: &[u8]) -> Result<(), Rejection> {
     let staged = codec::decode(body).map_err(|_| Rejection::Malformed)?;
     inputs.try_send(Input::Staged(staged)).map_err(|_| Rejection::Overload)
+}
+
+/// The same for who waits at a replica.
+pub(crate) fn offer_queue(inputs: &mpsc::Sender<Input>, body: &[u8]) -> Result<(), Rejection> {
+    let queued = codec::decode(body).map_err(|_| Rejection::Malformed)?;
+    inputs.try_send(Input::Queue(queued)).map_err(|_| Rejection::Overload)
 }

@@ -56,7 +56,9 @@ impl Port {
 
     const fn carries(self, kind: FrameKind) -> bool {
         match kind {
-            FrameKind::Pulse | FrameKind::Push | FrameKind::Staged => matches!(self, Self::Pulse),
+            FrameKind::Pulse | FrameKind::Push | FrameKind::Staged | FrameKind::Queue => {
+                matches!(self, Self::Pulse)
+            }
             FrameKind::Ledger => matches!(self, Self::Ledger),
             FrameKind::Prove => true,
             FrameKind::Pull => false,

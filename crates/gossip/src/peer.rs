@@ -92,7 +92,7 @@ impl Peer {
         if waiting.version <= self.waiting.version {
             return false;
         }
-        let changed = waiting.queue != self.waiting.queue;
+        let changed = !self.waiting.queue.says(&waiting.queue);
         self.waiting = waiting;
         changed
     }
@@ -162,12 +162,15 @@ impl Peer {
             queue: self.waiting.queue.clone(),
             ..Pulse::default()
         };
+        // How old what was told is by the teller's clock.
+        let age = |version: u64| u32::try_from(self.version - version).unwrap_or(u32::MAX);
+        pulse.queue.age(age(self.waiting.version));
         let current =
             self.parts.iter().filter(|(index, part)| part.split == self.split && **index < 1 << self.split);
         for (_, part) in current {
             let unpushed = part.load.iter().filter(|row| !self.pushed.contains_key(&row.endpoint));
             pulse.load.extend(unpushed);
-            let since = u32::try_from(self.version - part.version).unwrap_or(u32::MAX);
+            let since = age(part.version);
             pulse.observed.extend(part.observed.iter().map(|row| {
                 let mut row = *row;
                 row.age_ms = row.age_ms.saturating_add(since);

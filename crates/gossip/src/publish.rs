@@ -16,10 +16,12 @@ use crate::push::{Budget, Pace, changed_rows, pack};
 use crate::shared::Shared;
 use crate::staged::{self, Teller};
 use crate::wire::{
-    HEAD_KEY, META_KEY, Meta, Presence, Push, QUEUE_KEY, Run, Staged, Waiting, part_key, slot_key,
+    HEAD_KEY, META_KEY, Meta, Presence, Push, QUEUE_KEY, Queued, Run, Staged, Waiting, part_key, slot_key,
 };
 use crate::{FrameKind, codec};
 
+/// What of the byte budget of pushes the queue may take. Half: load rows must not wait for it.
+const QUEUE_BUDGET_SHARE: f64 = 0.5;
 /// Own records taken at a time.
 const TAKE_MAX: usize = 4_096;
 /// Goodbye is pushed this often: one lost datagram in twenty makes two of three enough.
@@ -36,6 +38,10 @@ pub(crate) struct Publisher {
     state: Presence,
     posted_state: Option<Presence>,
     posted_queue: QueueRow,
+    pushed_queue: QueueRow,
+    /// When the queue may be pushed again, and whether it waits for that.
+    queue_due: Moment,
+    queue_is_due: bool,
     /// Load rows as last pushed.
     pushed: HashMap<EndpointId, LoadRow>,
     /// Records up to here were pushed or posted in slots.
@@ -60,6 +66,9 @@ impl Publisher {
             state: Presence::default(),
             posted_state: None,
             posted_queue: QueueRow::default(),
+            pushed_queue: QueueRow::default(),
+            queue_due: now,
+            queue_is_due: false,
             pushed: HashMap::new(),
             told: 0,
             posted_head: 0,
@@ -87,7 +96,11 @@ impl Publisher {
                         sleep_until(self.shared.clock.instant(due)).await;
                     }
                     self.push().await;
+                    self.tell_queue().await;
                     self.tell_staged(false).await;
+                }
+                () = sleep_until(self.shared.clock.instant(self.queue_due)), if self.queue_is_due => {
+                    self.tell_queue().await;
                 }
                 _ = pulse.tick() => {
                     self.push().await;
@@ -183,6 +196,32 @@ impl Publisher {
         }
     }
 
+    /// Pushes who waits, if that has changed. It may take its share of the byte budget and no more.
+    async fn tell_queue(&mut self) {
+        let queue = self.shared.facts.queue();
+        let now = self.shared.clock.now();
+        let is_news = !self.pushed_queue.says(&queue);
+        self.queue_is_due = is_news && now < self.queue_due;
+        if !is_news || self.queue_is_due {
+            return;
+        }
+        let config = &self.shared.config;
+        let (replica, bytes_per_second) = (config.replica.clone(), config.push_bytes_per_second_max);
+        let waiting = Waiting { version: self.next_version(now), queue };
+        let queued = Queued { replica, generation: self.shared.generation(), waiting };
+        let Some(body) = codec::encode(&queued) else { return };
+        let targets = self.shared.directory.targets();
+        let bytes = body.len() * targets.len();
+        if bytes > 0 && !self.budget.take(bytes, now) {
+            // The pulse carries it.
+            return self.shared.counters.pushes_deferred.up();
+        }
+        self.shared.pulse_link.send_all(FrameKind::Queue, &targets, &body).await;
+        let share = bytes_per_second as f64 * QUEUE_BUDGET_SHARE;
+        self.queue_due = now.plus(Duration::from_secs_f64(bytes as f64 / share.max(1.0)));
+        self.pushed_queue = queued.waiting.queue;
+    }
+
     async fn post_pulse(&mut self) {
         let now = self.shared.clock.now();
         let pulse = self.shared.facts.pulse();
@@ -209,7 +248,7 @@ impl Publisher {
 
     /// Who waits, if that is not as posted.
     fn queue(&mut self, queue: &QueueRow, version: u64) -> Option<(String, String)> {
-        if self.posted_queue == *queue {
+        if self.posted_queue.says(queue) {
             return None;
         }
         self.posted_queue.clone_from(queue);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use routing::ReplicaId;
-use routing::facts::{LedgerRecord, LoadRow, Pulse, StagedRow};
+use routing::facts::{LedgerRecord, LoadRow, Pulse, QueueRow, StagedRow};
 use tokio::sync::mpsc;
 
 use crate::board::Board;
@@ -27,6 +27,11 @@ pub trait Facts: Send + Sync + 'static {
     /// The load rows of [`pulse`](Self::pulse) alone; asked for at every push.
     fn load(&self) -> Vec<LoadRow> {
         self.pulse().load
+    }
+
+    /// The queue of [`pulse`](Self::pulse) alone; likewise.
+    fn queue(&self) -> QueueRow {
+        self.pulse().queue
     }
 
     /// All that this replica has staged at prefill engines, by number, and who is to be told; asked for at every push.

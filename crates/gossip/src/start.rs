@@ -179,6 +179,7 @@ fn deliver(feed: Arc<Feed>, inputs: mpsc::Sender<Input>, counters: Arc<Counters>
         let offered = match kind {
             FrameKind::Push => Some(hub::offer_push(&inputs, &message)),
             FrameKind::Staged => Some(hub::offer_staged(&inputs, &message)),
+            FrameKind::Queue => Some(hub::offer_queue(&inputs, &message)),
             _ => None,
         };
         if let Some(taken) = offered {

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 /// The key of [`Meta`] in the pulse.
 pub(crate) const META_KEY: &str = "m";
-/// The key of [`Waiting`] in the pulse. A replica that does not know it passes it over.
-pub(crate) const QUEUE_KEY: &str = "q";
+/// The key of [`Waiting`] in the pulse. A replica that does not know it passes it over. (`q` was another form of it.)
+pub(crate) const QUEUE_KEY: &str = "w";
 /// The key of [`Head`] in the ledger.
 pub(crate) const HEAD_KEY: &str = "h";
 /// Parts of a pulse at most, a power of two: `p00` to `p3f`.
@@ -39,7 +39,7 @@ pub(crate) struct Meta {
 }
 
 /// Who waits at the replica for room.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Waiting {
     /// On the scale of [`Part::version`].
     pub(crate) version: u64,
@@ -108,6 +108,14 @@ pub(crate) struct Push {
     pub(crate) run: Run,
     /// Load rows changed since the last push, absolute; an all-zero row says that nothing is left.
     pub(crate) load: Vec<LoadRow>,
+}
+
+/// A replica's queue, pushed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Queued {
+    pub(crate) replica: ReplicaId,
+    pub(crate) generation: u64,
+    pub(crate) waiting: Waiting,
 }
 
 /// One datagram of what a replica has staged.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use actors::{Clock, PeerEvent};
 use gossip::{Facts, GossipEvent};
-use routing::facts::{LedgerRecord, LoadRow, Pulse, StagedRow};
+use routing::facts::{LedgerRecord, LoadRow, Pulse, QueueRow, StagedRow};
 use routing::{ReplicaId, Router};
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tracing::{info, warn};
@@ -29,6 +29,10 @@ impl Facts for OwnFacts {
 
     fn load(&self) -> Vec<LoadRow> {
         self.router.load_rows(self.clock.now())
+    }
+
+    fn queue(&self) -> QueueRow {
+        self.router.queue_row(self.clock.now())
     }
 
     fn staged(&self) -> (Vec<Arc<StagedRow>>, Vec<ReplicaId>) {
@@ -56,6 +60,7 @@ pub(crate) async fn translate(
             GossipEvent::Heartbeat { replica } => PeerEvent::Heartbeat { replica },
             GossipEvent::Pulse { replica, pulse } => PeerEvent::Pulse { replica, pulse },
             GossipEvent::Load { replica, push } => PeerEvent::Load { replica, push },
+            GossipEvent::Queue { replica, push } => PeerEvent::Queue { replica, push },
             GossipEvent::Staged { replica, push } => PeerEvent::Staged { replica, push },
             GossipEvent::Ledger { records, .. } => PeerEvent::Ledger { records },
             GossipEvent::Snapshot { records, .. } => PeerEvent::Snapshot { records },

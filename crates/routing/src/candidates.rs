@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use crate::EndpointId;
 use crate::endpoint::{Endpoint, Load};
 use crate::endpoint_filter::FilterName;
+use crate::reserve::PackedCharge;
 use crate::roster::Roster;
 use crate::tie::Positions;
 use crate::{Moment, decision::Refusal};
@@ -19,8 +20,10 @@ pub const RETRY_AFTER_MS: u64 = 1_000;
 pub struct Candidate<'v> {
     /// Which.
     pub endpoint: &'v Arc<Endpoint>,
-    /// Its load when the choice began.
+    /// Its load when the choice began, without what is taken for over.
     pub load: Load,
+    /// What is in flight there, with what is only supposed to be over: what has room goes by this.
+    pub(crate) in_flight: PackedCharge,
     /// How many leading blocks of the prompt were placed there, however long ago.
     pub noted_blocks: u32,
     /// How many of those are believed warm still.
@@ -34,14 +37,22 @@ pub struct Candidate<'v> {
 impl<'v> Candidate<'v> {
     /// An endpoint as it is now; what it holds of the prompt is not known yet.
     pub(crate) fn new(endpoint: &'v Arc<Endpoint>, now: Moment) -> Self {
+        let load = endpoint.load(now);
         Self {
             endpoint,
-            load: endpoint.load(now),
+            load,
+            in_flight: load.in_flight(),
             noted_blocks: 0,
             warm_blocks: 0,
             is_ranked: true,
             dropped_by: None,
         }
+    }
+
+    /// Leaves out of its load a request of another replica that is known to be over.
+    pub(crate) fn is_without(&mut self, prefill_tokens: u32, output_tokens: u32) {
+        self.load.without_one(prefill_tokens, output_tokens);
+        self.in_flight = self.load.in_flight();
     }
 
     /// Requests that wait in the engine, by its own fresh figure.

@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::endpoint::EndpointSpec;
+use crate::request::Priority;
 use crate::{BlockHash, EndpointId, ReplicaId, SessionKey};
 
 /// What a replica says of itself, many times a second.
@@ -33,7 +34,7 @@ pub struct Pulse {
 }
 
 /// One replica's own queue. All zero while nothing waits anywhere.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct QueueRow {
     /// Requests that wait, by class, the high one first.
     pub requests: [u32; 3],
@@ -41,6 +42,65 @@ pub struct QueueRow {
     pub running: u32,
     /// How many of those each session has, by a hash of the session, at most [`HELD_MAX`] that have most.
     pub held: Vec<(u16, u32)>,
+    /// The first of each of its rows, at most [`HEADS_MAX`].
+    pub heads: Vec<HeadRow>,
+    /// The engines that it has lately seen to be full, at most [`FULL_MAX`].
+    pub full: Vec<FullRow>,
+}
+
+/// An engine that let a request wait until another had ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FullRow {
+    /// Which.
+    pub endpoint: EndpointId,
+    /// Requests that filled it.
+    pub filled_by: u32,
+    /// How long ago that was seen when this was told, in ms.
+    pub age_ms: u32,
+}
+
+impl FullRow {
+    /// Whether it says the same, however much time has passed, unless it was seen anew.
+    fn says(&self, other: &Self) -> bool {
+        (self.endpoint, self.filled_by) == (other.endpoint, other.filled_by) && self.age_ms >= other.age_ms
+    }
+}
+
+/// The first of those that wait at a replica with the same expectations and for the same endpoints: what others need
+/// to know to tell whose turn it is.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HeadRow {
+    /// Tells it from the replica's others.
+    pub number: u64,
+    /// Stands for the endpoints that can serve it; the same at every replica.
+    pub pool: u64,
+    /// Its class.
+    pub priority: Priority,
+    /// Its session, by the hash under which [`QueueRow::held`] counts it.
+    pub session: Option<u16>,
+    /// Whether its session has more than its share in flight.
+    pub is_sated: bool,
+    /// When it expects its first token, in ms after arrival.
+    pub ttft_ms: f64,
+    /// When it expects each further one, in ms after the one before.
+    pub tpot_ms: f64,
+    /// How many it expects.
+    pub output_tokens: u32,
+    /// What its first token will take once it is sent, in ms.
+    pub first_token_ms: f32,
+    /// What each further one will, in ms.
+    pub itl_ms: f32,
+    /// How many wait in its row, itself included.
+    pub waiting: u32,
+    /// How long ago it arrived when this was told, in ms.
+    pub waited_ms: u32,
+}
+
+impl HeadRow {
+    /// Whether it is the same request and says the same, however much time has passed.
+    fn says(&self, other: &Self) -> bool {
+        Self { waited_ms: other.waited_ms, ..*self } == *other
+    }
 }
 
 impl QueueRow {
@@ -53,7 +113,37 @@ impl QueueRow {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    /// Whether `other`, which is later, says the same, but for the time that has passed.
+    pub fn says(&self, other: &Self) -> bool {
+        let heads = self.heads.len() == other.heads.len()
+            && self.heads.iter().zip(&other.heads).all(|(head, other)| head.says(other));
+        // Later it is older, if it was not seen anew.
+        let full = self.full.len() == other.full.len()
+            && self.full.iter().zip(&other.full).all(|(seen, other)| other.says(seen));
+        heads
+            && full
+            && (self.requests, self.running, &self.held) == (other.requests, other.running, &other.held)
+    }
+
+    /// Adds to how long its requests have waited: so much later it is handed on.
+    pub fn age(&mut self, ms: u32) {
+        for head in &mut self.heads {
+            head.waited_ms = head.waited_ms.saturating_add(ms);
+        }
+        for seen in &mut self.full {
+            seen.age_ms = seen.age_ms.saturating_add(ms);
+        }
+    }
 }
+
+/// Engines in a [`QueueRow`]. 32, so some 400 bytes at most: what a replica sees of more engines than that it learns by
+/// itself soon enough.
+pub const FULL_MAX: usize = 32;
+
+/// Rows of a queue that are told. 8: a class or two of some pools; requests that ask for times of their own by their
+/// headers are rows of their own, of which the first go first.
+pub const HEADS_MAX: usize = 8;
 
 /// Sessions in a [`QueueRow`]. 128: with more than these in flight nobody's fair share is much above one.
 pub const HELD_MAX: usize = 128;
@@ -87,6 +177,18 @@ pub struct LoadPush {
     pub version: u64,
     /// The rows that changed.
     pub rows: Vec<LoadRow>,
+}
+
+/// One replica's queue, told as soon as it changed rather than with its next pulse. `epoch` and `version` count as in
+/// [`LoadPush`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct QueuePush {
+    /// Which incarnation of the replica speaks.
+    pub epoch: u64,
+    /// When in its epoch.
+    pub version: u64,
+    /// All of it.
+    pub queue: QueueRow,
 }
 
 /// A prompt that a prefill engine has computed and keeps for a decode engine, as far as letting go of it goes: what

@@ -33,8 +33,13 @@ fn place(blocks: &[u64]) -> LedgerRecord {
 fn values_on_the_boards() {
     let state = Presence { ready: true, draining: false, goodbye: true };
     golden(&Meta { version: 500, state }, "01fbf401010001");
-    let queue = QueueRow { requests: [0, 300, 7], running: 12, held: vec![(65_535, 3), (7, 1)] };
-    golden(&Waiting { version: 500, queue }, "01fbf40100fb2c01070c02fbffff030701");
+    let queue = QueueRow {
+        requests: [0, 300, 7],
+        running: 12,
+        held: vec![(65_535, 3), (7, 1)],
+        ..QueueRow::default()
+    };
+    golden(&Waiting { version: 500, queue }, "01fbf40100fb2c01070c02fbffff0307010000");
     golden(&Head { sequence: 7, digest: u64::MAX }, "0107fdffffffffffffffff");
     let part = Part {
         version: 1,

@@ -6,12 +6,14 @@
 //! them. See docs/adr/0015.
 //!
 //! [`Queue`] is the order and its bounds, a plain state machine without a clock; [`Gate`] says whether an endpoint
-//! has room; [`Holdings`] counts what each session has in flight; [`Turn`] shares room between replicas.
+//! has room; [`Holdings`] counts what each session has in flight; a [`Claim`] is what waits at another replica.
 
 mod gate;
 mod holdings;
 mod mix;
+mod order;
 mod pace;
+mod places;
 mod queue;
 mod turn;
 
@@ -22,10 +24,12 @@ pub(crate) use gate::NO_ROOM;
 pub(crate) use holdings::Held;
 pub use holdings::Holdings;
 pub use mix::Mix;
+pub use order::Next;
 pub(crate) use pace::QueuePace;
+pub(crate) use places::{FirstByte, Full, Places};
 pub use queue::{Entry, Queue, Service, Shed, Ticket};
-pub(crate) use turn::Yielding;
-pub use turn::{Rival, Turn};
+pub(crate) use turn::Patience;
+pub use turn::{Claim, Claimant};
 
 /// What can be set of admission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -41,7 +41,15 @@ struct Sums {
 
 impl QueuePace {
     /// A first byte came after `took_ms`, of which `own_ms` are for its own prompt of `own_tokens`, behind `ahead_tokens`.
-    pub(crate) fn learn(&self, took_ms: f64, own_ms: f64, own_tokens: u32, ahead_tokens: u32, now: Moment) {
+    /// Returns what it took beyond what one takes alone, in ms.
+    pub(crate) fn learn(
+        &self,
+        took_ms: f64,
+        own_ms: f64,
+        own_tokens: u32,
+        ahead_tokens: u32,
+        now: Moment,
+    ) -> f64 {
         let beyond_ms = (took_ms.min(SAMPLE_MS_MAX) - own_ms).max(0.0);
         let mut sums = self.sums.lock();
         if ahead_tokens == 0 {
@@ -57,6 +65,7 @@ impl QueuePace {
         let ms_per_token = (sums.excess_ms / sums.tokens) as f32;
         self.ms_per_token.store(ms_per_token.to_bits(), Ordering::Relaxed);
         self.learned.store(now.micros(), Ordering::Relaxed);
+        excess_ms
     }
 
     /// How long a prompt of `own_tokens` is expected to wait for its own place behind so many tokens, in ms: nothing

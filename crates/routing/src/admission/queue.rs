@@ -8,8 +8,9 @@
 
 use std::time::Duration;
 
-use super::holdings::Sharing;
-use super::{AdmissionSettings, Holdings};
+use super::order::{self, Head, Next};
+use super::{AdmissionSettings, Claim, Holdings};
+use crate::facts::HeadRow;
 use crate::qoe;
 use crate::request::{Priority, Slo};
 use crate::{Moment, SessionKey};
@@ -23,7 +24,7 @@ const RETRY_AFTER_MS: (u64, u64) = (1_000, 60_000);
 
 /// Which of the waiting requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Ticket(u64);
+pub struct Ticket(pub(super) u64);
 
 /// How a request will fare once it is sent, as far as is known.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -161,12 +162,6 @@ impl Queue {
         Ok((ticket, leaving))
     }
 
-    /// The pool of one that waits.
-    pub fn pool(&self, ticket: Ticket) -> Option<u64> {
-        let at = self.waiting.binary_search_by_key(&ticket, |(ticket, ..)| *ticket).ok()?;
-        Some(self.waiting[at].2.pool)
-    }
-
     /// Takes a request out: it is sent, or nobody waits for it any more.
     pub fn leave(&mut self, ticket: Ticket) -> Option<Entry> {
         let at = self.waiting.binary_search_by_key(&ticket, |(ticket, ..)| *ticket).ok()?;
@@ -197,54 +192,70 @@ impl Queue {
         (waited.as_millis() as u64).clamp(RETRY_AFTER_MS.0, RETRY_AFTER_MS.1)
     }
 
-    /// Who goes next, leaving out the pools for which there is no room. A session that has more than its share in
-    /// flight lets the others go before it.
-    pub fn next(&self, holdings: &Holdings, without_room: &[u64], now: Moment) -> Option<Ticket> {
+    /// Who goes next, leaving out the pools for which there is no room, and how many of what `claims` say waits
+    /// elsewhere go before it. A session that has more than its share in flight lets the others go before it.
+    pub fn next(
+        &self,
+        holdings: &Holdings,
+        without_room: &[u64],
+        claims: &[Claim],
+        now: Moment,
+    ) -> Option<Next> {
+        let heads = self.heads(holdings, without_room, now);
+        order::next(&heads, claims, now)
+    }
+
+    /// What others are to know of it, at most `max` rows.
+    pub fn told(&self, holdings: &Holdings, max: usize, now: Moment) -> Vec<HeadRow> {
+        let mut heads = self.heads(holdings, &[], now);
+        heads.sort_by_key(|head| (head.is_sated, head.entry.priority, head.ticket));
+        heads.truncate(max);
+        heads.iter().map(|head| head.told(now)).collect()
+    }
+
+    /// The first of each row, leaving out those whose session has more than its share, if not all have.
+    fn heads(&self, holdings: &Holdings, without_room: &[u64], now: Moment) -> Vec<Head<'_>> {
         let sharing = holdings.sharing(self.waiting.iter().map(|(.., entry)| entry.session));
-        let could: Vec<(Ticket, &Entry)> =
-            self.entries().filter(|(_, entry)| !without_room.contains(&entry.pool)).collect();
-        most_in_need(fairly(&could, &sharing), now)
-    }
-}
-
-/// Those whose session has no more than its share; if all have more, those that have least.
-fn fairly<'a>(
-    could: &'a [(Ticket, &'a Entry)],
-    sharing: &'a Sharing<'_>,
-) -> impl Iterator<Item = (Ticket, &'a Entry)> {
-    let least = could.iter().map(|(_, entry)| sharing.held(entry.session)).min().unwrap_or(0);
-    could.iter().copied().filter(move |(_, entry)| {
-        let held = sharing.held(entry.session);
-        !sharing.is_sated(held) || held == least
-    })
-}
-
-/// The first of the row that has most to lose. Rows are few: one for each class, and for what headers ask for.
-fn most_in_need<'a>(fairly: impl Iterator<Item = (Ticket, &'a Entry)>, now: Moment) -> Option<Ticket> {
-    let mut rows: Vec<(Ticket, &Entry)> = Vec::new();
-    let mut lost: Option<Ticket> = None;
-    for (ticket, entry) in fairly {
-        if rows.iter().any(|(_, first)| first.expects_as(entry)) {
-            continue;
+        let could = || self.entries().filter(|(_, entry)| !without_room.contains(&entry.pool));
+        let least = could().map(|(_, entry)| sharing.held(entry.session)).min().unwrap_or(0);
+        let mut heads: Vec<Head<'_>> = Vec::new();
+        for (ticket, entry) in could() {
+            let held = sharing.held(entry.session);
+            let is_sated = sharing.is_sated(held);
+            if is_sated && held != least {
+                continue;
+            }
+            // In a row they are lost in the order in which they came.
+            if let Some(head) = heads.iter_mut().find(|head| !head.is_lost && head.entry.is_like(entry)) {
+                head.waiting += 1;
+                continue;
+            }
+            let is_lost = entry.is_lost(now);
+            let lost = heads.iter_mut().find(|head| is_lost && head.is_lost && head.entry.is_like(entry));
+            match lost {
+                Some(head) => head.waiting += 1,
+                None => heads.push(Head { ticket, entry, is_sated, is_lost, waiting: 1 }),
+            }
         }
-        if entry.quality(0.0, now) < LOST_BELOW {
-            lost.get_or_insert(ticket);
-        } else {
-            rows.push((ticket, entry));
-        }
+        heads
     }
-    let needs = rows.into_iter().map(|(ticket, entry)| (ticket, entry.priority, entry.loss(now)));
-    // Where nobody has anything to lose yet, the higher class goes.
-    let first = needs.reduce(|best, each| {
-        let more = each.2 > best.2 || (each.2 == best.2 && each.1 < best.1);
-        if more { each } else { best }
-    });
-    first.map(|(ticket, ..)| ticket).or(lost)
 }
 
 impl Entry {
-    fn expects_as(&self, other: &Self) -> bool {
-        self.priority == other.priority && self.slo == other.slo
+    /// Whether it wants to be served alike: then the first to come goes first.
+    pub(super) fn expects_as(&self, other: &Self) -> bool {
+        let times = |slo: &Slo| (slo.ttft_ms, slo.tpot_ms);
+        self.priority == other.priority && times(&self.slo) == times(&other.slo)
+    }
+
+    /// Whether it also finds room at the same endpoints.
+    fn is_like(&self, other: &Self) -> bool {
+        self.pool == other.pool && self.expects_as(other)
+    }
+
+    /// Whether it has nearly nothing left to lose.
+    pub(super) fn is_lost(&self, now: Moment) -> bool {
+        self.quality(0.0, now) < LOST_BELOW
     }
 
     /// The quality that it will have if it is sent `later_ms` from now.
@@ -254,7 +265,7 @@ impl Entry {
     }
 
     /// What waiting costs it, weighed by its class: a class is worth four of the next.
-    fn loss(&self, now: Moment) -> f64 {
+    pub(super) fn loss(&self, now: Moment) -> f64 {
         let weight = match self.priority {
             Priority::High => 16.0,
             Priority::Normal => 4.0,

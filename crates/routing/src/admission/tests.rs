@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::qoe::ClassTargets;
 use crate::request::{Priority, Slo};
-use crate::{EndpointId, Moment, ReplicaId, SessionKey};
+use crate::{Moment, ReplicaId, SessionKey};
 
 fn at(ms: u64) -> Moment {
     Moment::from_millis(ms)
@@ -51,7 +51,7 @@ fn queue_of(entries: &[Entry]) -> Queue {
 fn order(mut queue: Queue, now: Moment) -> Vec<Entry> {
     let holdings = Holdings::default();
     let mut order = Vec::new();
-    while let Some(ticket) = queue.next(&holdings, &[], now) {
+    while let Some(Next { ticket, .. }) = queue.next(&holdings, &[], &[], now) {
         order.extend(queue.leave(ticket));
     }
     assert!(queue.is_empty());
@@ -100,7 +100,7 @@ fn a_session_with_more_than_its_share_lets_the_others_go_first() {
     let holdings = Arc::new(Holdings::default());
     let _held: Vec<_> = (0..4).map(|_| Held::new(&holdings, Some(session("greedy")))).collect();
     let queue = queue_of(&[of_session("greedy", 0), of_session("modest", 10)]);
-    let next = queue.next(&holdings, &[], at(20)).unwrap();
+    let next = queue.next(&holdings, &[], &[], at(20)).unwrap().ticket;
     let (first, _) = queue.entries().next().unwrap();
     assert_ne!(next, first, "the greedy one came first and has four of four");
 }
@@ -109,7 +109,7 @@ fn a_session_with_more_than_its_share_lets_the_others_go_first() {
 fn a_session_that_is_alone_may_have_everything() {
     let holdings = Arc::new(Holdings::default());
     let _held: Vec<_> = (0..40).map(|_| Held::new(&holdings, Some(session("alone")))).collect();
-    assert!(queue_of(&[of_session("alone", 0)]).next(&holdings, &[], at(20)).is_some());
+    assert!(queue_of(&[of_session("alone", 0)]).next(&holdings, &[], &[], at(20)).is_some());
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn what_a_session_has_through_other_replicas_counts() {
     let holdings = Holdings::default();
     let greedy = holdings::bucket_of(session("greedy"));
     let queue = queue_of(&[of_session("greedy", 0), of_session("modest", 10)]);
-    let first = |holdings: &Holdings| queue.next(holdings, &[], at(20)).unwrap();
+    let first = |holdings: &Holdings| queue.next(holdings, &[], &[], at(20)).unwrap().ticket;
     let (came_first, _) = queue.entries().next().unwrap();
     assert_eq!(first(&holdings), came_first);
     holdings.set_elsewhere(4, [(greedy, 1), (greedy, 3)]);
@@ -128,9 +128,9 @@ fn what_a_session_has_through_other_replicas_counts() {
 fn pools_without_room_are_passed_over() {
     let other = Entry { pool: 7, ..entry(Priority::Low, 5) };
     let queue = queue_of(&[entry(Priority::High, 0), other]);
-    let next = queue.next(&Holdings::default(), &[0], at(2_000)).unwrap();
-    assert_eq!(queue.pool(next), Some(7));
-    assert_eq!(queue.next(&Holdings::default(), &[0, 7], at(2_000)), None);
+    let next = queue.next(&Holdings::default(), &[0], &[], at(2_000)).unwrap();
+    assert_eq!(next.pool, 7);
+    assert_eq!(queue.next(&Holdings::default(), &[0, 7], &[], at(2_000)), None);
 }
 
 #[test]
@@ -190,39 +190,97 @@ fn the_soonest_class_that_comes_decides_when_to_hold_back() {
     assert_eq!(mix.ttft_ms(&targets, at(12_000)), 3_000.0);
 }
 
-#[test]
-fn room_goes_to_one_replica_at_a_time_in_proportion_to_what_waits() {
-    let names = ["a", "b", "c"].map(ReplicaId::new);
-    let waiting = [10, 30, 60];
-    let rivals: Vec<_> =
-        names.iter().zip(waiting).map(|(name, count)| Rival::new(name, [0, 0, count])).collect();
-    let mut won = [0_u32; 3];
-    for running in 0..1_000_u32 {
-        let endpoint = EndpointId::of(&format!("http://e{}:80", running % 4), None);
-        let takers: Vec<usize> = (0..3)
-            .filter(|own| {
-                let others = (0..3).filter(|other| other != own).map(|other| rivals[other]).collect();
-                Turn::new(rivals[*own], others, Priority::Low).is_ours(endpoint, running)
-            })
-            .collect();
-        assert_eq!(takers.len(), 1);
-        won[takers[0]] += 1;
-    }
-    for (won, share) in won.into_iter().zip(waiting) {
-        assert!(won.abs_diff(share * 10) < 60, "{won} of 1,000 for {share} in 100 that wait");
-    }
+/// What a replica tells of a queue of these at `now`, as others claim it.
+fn claims(name: &str, entries: &[Entry], now: Moment) -> Vec<Claim> {
+    let heads = queue_of(entries).told(&Holdings::default(), 8, now);
+    let row = crate::facts::QueueRow { heads, ..Default::default() };
+    Claim::of(&ReplicaId::new(name), &row, now).collect()
+}
+
+fn next(entries: &[Entry], claims: &[Claim], now: Moment) -> Next {
+    queue_of(entries).next(&Holdings::default(), &[], claims, now).unwrap()
 }
 
 #[test]
-fn the_urgent_have_their_turn_among_the_urgent_alone() {
-    let own = Rival::new(&ReplicaId::new("a"), [1, 0, 0]);
-    let rivals = vec![Rival::new(&ReplicaId::new("b"), [0, 0, 90])];
-    let mut turn = Turn::new(own, rivals, Priority::High);
-    let wins =
-        |turn: &Turn| (0..100).filter(|running| turn.is_ours(EndpointId::from_raw(5), *running)).count();
-    assert_eq!(wins(&turn), 100);
-    turn.set_class(Priority::Low);
-    assert!(wins(&turn) < 10);
+fn of_replicas_that_all_know_who_waits_where_one_has_the_next_turn() {
+    let now = at(5_000);
+    let queues: Vec<Vec<Entry>> = (0_u64..5)
+        .map(|replica| {
+            let at = |class, after: u64| entry(class, 4_000 - 377 * replica % 1_000 + after);
+            vec![at(Priority::Low, 0), at(Priority::High, 300 + replica), at(Priority::Normal, 400)]
+        })
+        .collect();
+    let before = |own: usize, now| {
+        let others = (0..queues.len()).filter(|other| *other != own);
+        let claims: Vec<_> =
+            others.flat_map(|other| claims(&format!("replica-{other}"), &queues[other], now)).collect();
+        next(&queues[own], &claims, now).before
+    };
+    let mut turns: Vec<u32> = (0..queues.len()).map(|own| before(own, now)).collect();
+    turns.sort_unstable();
+    assert_eq!(turns, [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn the_urgent_wait_for_nobody_patient_and_the_patient_for_all_of_the_urgent() {
+    let now = at(2_000);
+    let urgent = [entry(Priority::High, 1_800), entry(Priority::High, 1_900)];
+    let patient = [entry(Priority::Low, 500), entry(Priority::Low, 600)];
+    assert_eq!(next(&urgent, &claims("b", &patient, now), now).before, 0);
+    assert_eq!(next(&patient, &claims("b", &urgent, now), now).before, 2);
+}
+
+#[test]
+fn only_who_waits_for_the_same_endpoints_goes_before() {
+    let now = at(2_000);
+    let elsewhere = Entry { pool: 7, ..entry(Priority::High, 500) };
+    assert_eq!(next(&[entry(Priority::Low, 900)], &claims("b", &[elsewhere], now), now).before, 0);
+}
+
+#[test]
+fn a_session_takes_one_turn_at_a_time_through_all_replicas() {
+    let now = at(2_000);
+    let own = of_session("greedy", 900);
+    assert_eq!(next(&[own], &claims("b", &[of_session("greedy", 500)], now), now).before, u32::MAX);
+    assert_eq!(next(&[own], &claims("b", &[of_session("modest", 500)], now), now).before, 1);
+    assert_eq!(next(&[own], &claims("b", &[of_session("greedy", 950)], now), now).before, 0);
+}
+
+#[test]
+fn a_session_with_more_than_its_share_goes_after_those_that_wait_elsewhere() {
+    let now = at(2_000);
+    let holdings = Arc::new(Holdings::default());
+    let _held: Vec<_> = (0..4).map(|_| Held::new(&holdings, Some(session("greedy")))).collect();
+    holdings.set_elsewhere(4, [(1, 1), (2, 1), (3, 1), (4, 1)]);
+    let queue = queue_of(&[Entry { priority: Priority::High, ..of_session("greedy", 0) }]);
+    let modest = claims("b", &[entry(Priority::Low, 1_900)], now);
+    assert_eq!(queue.next(&holdings, &[], &modest, now).map(|next| next.before), Some(1));
+}
+
+#[test]
+fn a_turn_that_is_not_taken_is_passed_over_and_one_that_is_taken_is_not() {
+    let mut patience = Patience::default();
+    let gone = claims("b", &[entry(Priority::High, 0)], at(100))[0];
+    assert!(!patience.is_over(0, gone.claimant, at(100)));
+    assert!(!patience.is_over(0, gone.claimant, at(130)));
+    assert!(patience.counts(&gone));
+    assert!(patience.is_over(0, gone.claimant, at(131)));
+    assert!(!patience.counts(&gone));
+    patience.hear(&[gone]);
+    assert!(!patience.counts(&gone), "it says nothing new");
+    let later = entry(Priority::High, 10);
+    let mut busy = queue_of(&[entry(Priority::High, 0), later]);
+    for moment in (200..400).step_by(20) {
+        let told = busy.told(&Holdings::default(), 8, at(moment));
+        let row = crate::facts::QueueRow { heads: told, ..Default::default() };
+        let claim = Claim::of(&ReplicaId::new("c"), &row, at(moment)).next().unwrap();
+        assert!(!patience.is_over(0, claim.claimant, at(moment)), "each time it is another that waits");
+        let ticket = busy.next(&Holdings::default(), &[], &[], at(moment)).unwrap().ticket;
+        busy.leave(ticket);
+        busy.join(later, &settings(), at(moment)).unwrap();
+    }
+    patience.hear(&[]);
+    assert!(patience.counts(&gone));
 }
 
 #[derive(Clone, Debug)]
@@ -273,7 +331,7 @@ proptest! {
                     }
                 }
                 Step::Serve if running.len() < PLACES => {
-                    let Some(ticket) = queue.next(&holdings, &[], now) else { continue };
+                    let Some(Next { ticket, .. }) = queue.next(&holdings, &[], &[], now) else { continue };
                     let waiting: Vec<SessionKey> = queue.entries().filter_map(|(_, each)| each.session).collect();
                     let served = queue.leave(ticket).unwrap().session.unwrap();
                     let number = (0..6).find(|number| name(*number) == served).unwrap();

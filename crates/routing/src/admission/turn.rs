@@ -1,88 +1,121 @@
-//! Sharing room between replicas that each have a queue, in proportion to what waits.
+//! Whose turn it is, where several replicas have queues for the same endpoints.
 //!
-//! All replicas know how long each other's queue is, and how many requests run at an endpoint: a hash of the two
-//! says whose turn it is, so that of several that see the same room one takes it. A request has its turn
-//! among those of its own class, once none of a higher one waits elsewhere. Who sees room for a while though
-//! it is another's turn takes it all the same: the other may know better, or not be there any more.
+//! Each tells the others the first of each of its rows ([`HeadRow`](crate::facts::HeadRow)), so that all of them put
+//! what waits anywhere into one order, by one rule. A replica takes room when fewer of the others' requests go before
+//! its own than there are endpoints with room; it then leaves the cheapest to those. Of several that see one free
+//! place one takes it.
+//!
+//! A request that should have taken room and did not for a while is not waited for any more: its replica may have gone,
+//! see less room than is there, or not have heard of it.
 
 use std::time::Duration;
 
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use smallvec::SmallVec;
+use xxhash_rust::xxh3::xxh3_64;
 
-use crate::request::Priority;
-use crate::{EndpointId, Moment, ReplicaId};
+use super::{Entry, Service};
+use crate::facts::{HEADS_MAX, HeadRow, QueueRow};
+use crate::request::Slo;
+use crate::{Moment, ReplicaId};
 
 /// How long the replica whose turn it is may take. 30 ms: some pushes and a wake-up on a busy machine.
 const PATIENCE: Duration = Duration::from_millis(30);
 
-/// A replica with requests that wait.
+/// Who claims: which request of which replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rival {
-    seed: u64,
-    /// By class, the high one first.
-    waiting: [u32; 3],
+pub struct Claimant {
+    replica: u64,
+    number: u64,
 }
 
-impl Rival {
-    /// The replica with so many, by class, the high one first.
-    pub fn new(replica: &ReplicaId, waiting: [u32; 3]) -> Self {
-        Self { seed: xxh3_64_with_seed(replica.as_str().as_bytes(), 0), waiting }
+/// The first of a row that waits at another replica.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Claim {
+    /// Whose it is.
+    pub(super) claimant: Claimant,
+    /// What waits, as far as its turn goes.
+    pub(super) entry: Entry,
+    /// Its session, as all replicas count it.
+    pub(super) session: Option<u16>,
+    /// Whether its session has more than its share.
+    pub(super) is_sated: bool,
+    /// How many wait in its row, itself included.
+    pub(super) waiting: u32,
+}
+
+impl Claim {
+    /// What a replica claims by its queue, which was heard then.
+    pub fn of<'a>(
+        replica: &ReplicaId,
+        queue: &'a QueueRow,
+        heard: Moment,
+    ) -> impl Iterator<Item = Self> + use<'a> {
+        let replica = xxh3_64(replica.as_str().as_bytes());
+        queue.heads.iter().take(HEADS_MAX).map(move |head| Self::new(replica, head, heard))
     }
 
-    /// How highly it ranks for what has this key: weighted rendezvous hashing, by which each wins in proportion to
-    /// its weight (Schindelhauer and Schomaker, 2005).
-    fn rank(self, class: Priority, key: u64) -> f64 {
-        let hash = xxh3_64_with_seed(&key.to_le_bytes(), self.seed);
-        let lot = ((hash >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
-        -f64::from(self.waiting[usize::from(class.number()) - 1]) / lot.ln()
-    }
-
-    /// Whether requests of higher classes wait there.
-    fn has_above(self, class: Priority) -> bool {
-        self.waiting[..usize::from(class.number()) - 1].iter().any(|waiting| *waiting > 0)
+    fn new(replica: u64, head: &HeadRow, heard: Moment) -> Self {
+        let slo = Slo { ttft_ms: head.ttft_ms, tpot_ms: head.tpot_ms, total_ms: None };
+        Self {
+            claimant: Claimant { replica, number: head.number },
+            entry: Entry {
+                arrived: heard.minus(Duration::from_millis(u64::from(head.waited_ms))),
+                priority: head.priority,
+                slo,
+                output_tokens: head.output_tokens,
+                service: Service { first_token_ms: head.first_token_ms.into(), tpot_ms: head.itl_ms.into() },
+                session: None,
+                bytes: 0,
+                pool: head.pool,
+            },
+            session: head.session,
+            is_sated: head.is_sated,
+            waiting: head.waiting,
+        }
     }
 }
 
-/// Who waits where.
-#[derive(Clone, Debug)]
-pub struct Turn {
-    own: Rival,
-    rivals: Vec<Rival>,
-    class: Priority,
+/// Which requests elsewhere leave room that is theirs, and for how long.
+#[derive(Debug, Default)]
+pub(crate) struct Patience {
+    /// By pool, whom room was left to and since when. A pool is in it while somebody waits for it.
+    since: SmallVec<[(u64, Claimant, Moment); 2]>,
+    /// Which are not waited for any more. They are among the claims, and so no more than those.
+    passed_over: SmallVec<[Claimant; 4]>,
 }
 
-impl Turn {
-    /// This replica's turns beside those of the others that have queues, for a request of this class, which waits here.
-    pub const fn new(own: Rival, rivals: Vec<Rival>, class: Priority) -> Self {
-        Self { own, rivals, class }
+impl Patience {
+    /// Whether the claim counts.
+    pub(crate) fn counts(&self, claim: &Claim) -> bool {
+        !self.passed_over.contains(&claim.claimant)
     }
 
-    /// The same for a request of another class.
-    pub fn set_class(&mut self, class: Priority) {
-        self.class = class;
+    /// Room for this pool is left to a claimant now; whether that has gone on for too long, so that it counts no
+    /// more.
+    pub(crate) fn is_over(&mut self, pool: u64, claimant: Claimant, now: Moment) -> bool {
+        match self.since.iter_mut().find(|each| each.0 == pool) {
+            // The one that was waited for before has gone.
+            Some(left) if left.1 != claimant => (left.1, left.2) = (claimant, now),
+            Some((.., since)) => {
+                if now.since(*since) > PATIENCE {
+                    self.reset(pool);
+                    self.passed_over.push(claimant);
+                    return true;
+                }
+            }
+            None => self.since.push((pool, claimant, now)),
+        }
+        false
     }
 
-    /// Whether room at the endpoint, where so many run, is for this replica.
-    pub fn is_ours(&self, endpoint: EndpointId, running: u32) -> bool {
-        let key = endpoint.raw() ^ (u64::from(running) << 48);
-        let own = self.own.rank(self.class, key);
-        let goes_before = |rival: &Rival| rival.has_above(self.class) || rival.rank(self.class, key) > own;
-        !self.rivals.iter().any(goes_before)
-    }
-}
-
-/// Since when room was left to others.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Yielding(Option<Moment>);
-
-impl Yielding {
-    /// Room was left to another now; whether that has gone on for too long.
-    pub(crate) fn yielded(&mut self, now: Moment) -> bool {
-        now.since(*self.0.get_or_insert(now)) > PATIENCE
+    /// Something was taken for this pool, or nothing is there to take.
+    pub(crate) fn reset(&mut self, pool: u64) {
+        self.since.retain(|each| each.0 != pool);
     }
 
-    /// Something was taken, or nothing is there to take.
-    pub(crate) fn over(&mut self) {
-        self.0 = None;
+    /// Forgets those that have gone since.
+    pub(crate) fn hear(&mut self, claims: &[Claim]) {
+        let stands = |claimant: &Claimant| claims.iter().any(|claim| claim.claimant == *claimant);
+        self.passed_over.retain(|claimant| stands(claimant));
     }
 }

@@ -23,7 +23,7 @@ pub(crate) use retention::Retention;
 pub use spec::{CONNECTOR_DEFAULT, EndpointSpec, Role, SpecError};
 pub use standing::{Cause, Drained, Standing, Usable};
 
-use crate::admission::QueuePace;
+use crate::admission::{Places, QueuePace};
 use crate::facts::{LoadRow, ObservedRow};
 use crate::news::News;
 use crate::prefix::Slot;
@@ -81,6 +81,7 @@ struct State {
     observation: observed::Observation,
     retention: Retention,
     queue_pace: QueuePace,
+    places: Places,
     head: head::Head,
     breaker: Mutex<Breaker>,
     /// `Usable` of the breaker's standing, for readers in a hurry.
@@ -118,6 +119,7 @@ impl Endpoint {
                 observation: observed::Observation::default(),
                 retention: Retention::default(),
                 queue_pace: QueuePace::default(),
+                places: Places::default(),
                 head: head::Head::default(),
                 breaker: Mutex::new(Breaker::new(breaker, now)),
                 usable: AtomicU8::new(0),
@@ -209,6 +211,11 @@ impl Endpoint {
     /// How its own queue moves.
     pub(crate) fn queue_pace(&self) -> &QueuePace {
         &self.state.queue_pace
+    }
+
+    /// How many requests it runs at a time.
+    pub(crate) fn places(&self) -> &Places {
+        &self.state.places
     }
 
     /// This replica's own row.
@@ -354,6 +361,11 @@ pub struct Load {
 }
 
 impl Load {
+    /// What is in flight through all replicas.
+    pub(crate) const fn in_flight(&self) -> PackedCharge {
+        PackedCharge::new(self.running, self.prefill_tokens)
+    }
+
     /// Leaves out a request of another replica that is known to be over, with at most these tokens.
     pub(crate) fn without_one(&mut self, prefill_tokens: u32, output_tokens: u32) {
         let own = (self.own.running(), self.own.prefill_tokens());

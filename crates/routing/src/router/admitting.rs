@@ -3,19 +3,22 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::choosing::{Asked, model_key};
 use super::facts::Origins;
 use super::{Active, Rng, Router};
 use crate::Moment;
-use crate::admission::{Entry, Gate, Queue, Rival, Service, Shed, Ticket, Turn, Yielding};
+use crate::admission::{Claim, Entry, Full, Gate, Next, Patience, Queue, Service, Shed, Ticket};
+use crate::candidates::Scope;
 use crate::decision::{Chosen, Refusal};
-use crate::facts::{HELD_MAX, QueueRow};
+use crate::facts::{FULL_MAX, FullRow, HEADS_MAX, HELD_MAX, QueueRow};
 use crate::rates::Speed;
-use crate::request::{Priority, RequestShape};
+use crate::request::RequestShape;
 
 /// What a request that is refused at once for want of a queue is told to wait, in ms.
 const RETRY_AFTER_MS: u64 = 1_000;
@@ -88,14 +91,15 @@ pub(super) struct Line {
     places: Mutex<Places>,
     /// Requests that wait at other replicas.
     elsewhere: AtomicU32,
-    rivals: ArcSwap<Vec<Rival>>,
+    /// What of that goes first.
+    claims: ArcSwap<Vec<Claim>>,
 }
 
 #[derive(Default)]
 struct Places {
     queue: Queue,
     held: HashMap<Ticket, (Arc<RequestShape>, Call)>,
-    yielding: Yielding,
+    patience: Patience,
 }
 
 impl Places {
@@ -150,7 +154,7 @@ impl Router {
             service: self.service(shape, &active),
             session: shape.session,
             bytes,
-            pool: model_key(shape) ^ shape.previous_response.map_or(0, crate::SessionKey::raw),
+            pool: self.pool(shape, now),
         };
         let mut fates = Fates::new();
         let joined = {
@@ -177,7 +181,7 @@ impl Router {
             Ok((ticket, shape)) => {
                 // It may well be the only one of its kind.
                 self.serve_queue(now, rng);
-                self.news.ring_here();
+                self.news.ring();
                 Ok(Admission::Waits { ticket, shape })
             }
         }
@@ -188,6 +192,9 @@ impl Router {
         let places = &mut *self.line.places.lock();
         let waited = places.take(ticket).is_some();
         self.line.publish(&places.queue);
+        if waited {
+            self.news.ring();
+        }
         waited
     }
 
@@ -197,9 +204,7 @@ impl Router {
         if self.line.waiting.load(Ordering::Acquire) == 0 {
             return None;
         }
-        let active = self.active.load();
-        let settings = active.settings.admission;
-        let ttft_ms = self.ttft_ms(&active, now);
+        let settings = self.active.load().settings.admission;
         let mut fates = Fates::new();
         let next = {
             let places = &mut *self.line.places.lock();
@@ -209,34 +214,7 @@ impl Router {
                 let shed = Fate::Shed { reason: Shed::WaitedTooLong, retry_after_ms };
                 fates.extend(told.map(|(shape, call)| (shape, call, shed)));
             }
-            let mut turn = self.line.turn(self, &places.queue);
-            let mut without_room: Vec<u64> = Vec::new();
-            while let Some(ticket) = places.queue.next(&self.holdings, &without_room, now) {
-                let Some(shape) = places.held.get(&ticket).map(|(shape, _)| Arc::clone(shape)) else {
-                    places.queue.leave(ticket);
-                    continue;
-                };
-                if let Some(turn) = &mut turn {
-                    turn.set_class(shape.priority);
-                }
-                let gate = Gate { turn: turn.as_ref(), ..Gate::of_waiting(settings.running_max, ttft_ms) };
-                let mut chosen = self.choose_through(&shape, gate, now, rng);
-                if chosen.is_err() && turn.is_some() {
-                    let in_stead = self.choose_in_stead(&shape, gate, &mut places.yielding, now, rng);
-                    chosen = in_stead.unwrap_or(chosen);
-                }
-                let fate = match chosen {
-                    Ok(chosen) => Fate::Chosen(Box::new(chosen)),
-                    Err(Refusal::Overloaded { .. }) => {
-                        without_room.extend(places.queue.pool(ticket));
-                        continue;
-                    }
-                    Err(refusal) => Fate::Refused(refusal),
-                };
-                places.yielding.over();
-                let told = places.take(ticket);
-                fates.extend(told.map(|(shape, call)| (shape, call, fate)));
-            }
+            self.fill(places, &mut fates, now, rng);
             self.line.publish(&places.queue);
             places.queue.next_expiry(settings.queue_wait_max)
         };
@@ -244,22 +222,57 @@ impl Router {
         next
     }
 
-    /// Takes room that is another replica's, if it has left it for too long; `None` if there is none, or it may still
-    /// take it.
-    fn choose_in_stead(
+    /// Sends as many as there is room for, each in its turn.
+    fn fill(&self, places: &mut Places, fates: &mut Fates, now: Moment, rng: &mut Rng) {
+        let active = self.active.load();
+        let running_max = active.settings.admission.running_max;
+        let ttft_ms = self.ttft_ms(&active, now);
+        let mut claims = self.line.claims.load().to_vec();
+        places.patience.hear(&claims);
+        claims.retain(|claim| places.patience.counts(claim));
+        let mut without_room: Vec<u64> = Vec::new();
+        while let Some(next) = places.queue.next(&self.holdings, &without_room, &claims, now) {
+            let Next { ticket, pool, before, .. } = next;
+            let Some(shape) = places.held.get(&ticket).map(|(shape, _)| Arc::clone(shape)) else {
+                places.queue.leave(ticket);
+                continue;
+            };
+            let gate = Gate { before, ..Gate::of_waiting(running_max, ttft_ms) };
+            let fate = match self.choose_through(&shape, gate, now, rng) {
+                Ok(chosen) => Fate::Chosen(Box::new(chosen)),
+                Err(Refusal::Overloaded { .. }) if self.is_left_unused(&shape, next, places, now, rng) => {
+                    claims.retain(|claim| places.patience.counts(claim));
+                    continue;
+                }
+                Err(Refusal::Overloaded { .. }) => {
+                    without_room.push(pool);
+                    continue;
+                }
+                Err(refusal) => Fate::Refused(refusal),
+            };
+            places.patience.reset(pool);
+            let told = places.take(ticket);
+            fates.extend(told.map(|(shape, call)| (shape, call, fate)));
+        }
+    }
+
+    /// Whether there is room that the first of those who go before has left unused for too long.
+    fn is_left_unused(
         &self,
         shape: &RequestShape,
-        gate: Gate<'_>,
-        yielding: &mut Yielding,
+        next: Next,
+        places: &mut Places,
         now: Moment,
         rng: &mut Rng,
-    ) -> Option<Result<Chosen, Refusal>> {
-        let gate = Gate { turn: None, ..gate };
+    ) -> bool {
+        let Some(first) = next.first else { return false };
+        let active = self.active.load();
+        let gate = Gate::of_waiting(active.settings.admission.running_max, self.ttft_ms(&active, now));
         if self.decide(&Asked { shape, tried: &[], charged: None, gate: Some(gate) }, now, rng).is_err() {
-            yielding.over();
-            return None;
+            places.patience.reset(next.pool);
+            return false;
         }
-        yielding.yielded(now).then(|| self.choose_through(shape, gate, now, rng))
+        places.patience.is_over(next.pool, first, now)
     }
 
     /// Calls `waiter` whenever there may be room while something waits. It is called on the request path and must
@@ -302,7 +315,7 @@ impl Router {
     fn choose_through(
         &self,
         shape: &RequestShape,
-        gate: Gate<'_>,
+        gate: Gate,
         now: Moment,
         rng: &mut Rng,
     ) -> Result<Chosen, Refusal> {
@@ -312,6 +325,20 @@ impl Router {
 
     fn ttft_ms(&self, active: &Active, now: Moment) -> f64 {
         self.mix.ttft_ms(&active.settings.rules.targets, now)
+    }
+
+    /// Stands for the endpoints that serve what a request wants, so that all replicas know who waits for the same.
+    fn pool(&self, shape: &RequestShape, now: Moment) -> u64 {
+        let view = self.view.load();
+        let active = self.active.load();
+        let bound = shape.previous_response.map_or(0, crate::SessionKey::raw);
+        let scope = Scope { default_model: active.rules.default_model.as_deref(), ..Scope::default() };
+        let Ok((rosters, number)) = self.rosters(&view, shape, &scope, now) else {
+            return model_key(shape) ^ bound;
+        };
+        let endpoints = rosters.get(number).endpoints();
+        let ids: Vec<u8> = endpoints.iter().flat_map(|endpoint| endpoint.id.raw().to_le_bytes()).collect();
+        xxh3_64(&ids) ^ bound
     }
 
     /// How a request will fare at the fastest endpoint, once it is sent.
@@ -329,31 +356,56 @@ impl Router {
         }
     }
 
-    /// What others are to know of the queue. While nobody waits anywhere, nothing.
-    pub(super) fn queue_row(&self) -> QueueRow {
+    /// What others are to know of the queue now. While nobody waits anywhere, nothing.
+    pub fn queue_row(&self, now: Moment) -> QueueRow {
         let nobody_waits = self.line.waiting.load(Ordering::Relaxed) == 0;
         if nobody_waits && self.line.elsewhere.load(Ordering::Relaxed) == 0 {
             return QueueRow::default();
         }
-        QueueRow {
-            requests: if nobody_waits { [0; 3] } else { self.line.places.lock().queue.by_class() },
+        let row = QueueRow {
             running: self.holdings.running(),
             held: self.holdings.told(HELD_MAX),
+            full: self.full_rows(now),
+            ..QueueRow::default()
+        };
+        if nobody_waits {
+            return row;
+        }
+        let queue = &self.line.places.lock().queue;
+        QueueRow { requests: queue.by_class(), heads: queue.told(&self.holdings, HEADS_MAX, now), ..row }
+    }
+
+    /// The engines that this replica has lately seen to be full.
+    fn full_rows(&self, now: Moment) -> Vec<FullRow> {
+        let view = self.view.load();
+        let full = view.endpoints.iter().filter_map(|endpoint| {
+            let Full { filled_by, seen } = endpoint.places().seen_here(now)?;
+            Some(FullRow { endpoint: endpoint.id, filled_by, age_ms: now.millis_since(seen) as u32 })
+        });
+        full.take(FULL_MAX).collect()
+    }
+
+    /// Takes in which engines another replica has seen to be full.
+    pub(super) fn hear_full(&self, queue: &QueueRow, heard: Moment) {
+        let view = self.view.load();
+        for row in &queue.full {
+            if let Some(endpoint) = view.get(row.endpoint) {
+                let seen = heard.minus(Duration::from_millis(u64::from(row.age_ms)));
+                endpoint.places().hear(Full { filled_by: row.filled_by, seen });
+            }
         }
     }
 
     /// Takes in what the others have said of their queues.
     pub(super) fn hear_queues(&self, origins: &Origins) {
-        let waiting = origins.queues().map(|(_, row)| row.len()).fold(0, u32::saturating_add);
+        let waiting = origins.queues().map(|queue| queue.row.len()).fold(0, u32::saturating_add);
         let before = self.line.elsewhere.swap(waiting, Ordering::Relaxed);
-        let running = origins.queues().map(|(_, row)| row.running).fold(0, u32::saturating_add);
-        self.holdings.set_elsewhere(running, origins.queues().flat_map(|(_, row)| row.held.iter().copied()));
-        if waiting == 0 && before == 0 {
-            return;
+        let running = origins.queues().map(|queue| queue.row.running).fold(0, u32::saturating_add);
+        let held = origins.queues().flat_map(|queue| queue.row.held.iter().copied());
+        self.holdings.set_elsewhere(running, held);
+        if waiting > 0 || before > 0 {
+            self.line.claims.store(Arc::new(origins.claims().collect()));
         }
-        let queues = origins.queues().filter(|(_, row)| !row.is_empty());
-        let rivals = queues.map(|(replica, row)| Rival::new(replica, row.requests)).collect();
-        self.line.rivals.store(Arc::new(rivals));
     }
 
     /// Tells those that waited. What was charged for one that is gone is given back.
@@ -379,15 +431,5 @@ impl Line {
     fn publish(&self, queue: &Queue) {
         self.bytes.store(queue.bytes(), Ordering::Relaxed);
         self.waiting.store(queue.len(), Ordering::Release);
-    }
-
-    /// Whose turn it is, if others wait as well.
-    fn turn(&self, router: &Router, queue: &Queue) -> Option<Turn> {
-        let rivals = self.rivals.load();
-        if rivals.is_empty() {
-            return None;
-        }
-        let own = Rival::new(&router.own, queue.by_class());
-        Some(Turn::new(own, rivals.to_vec(), Priority::Low))
     }
 }

@@ -116,7 +116,7 @@ impl Router {
                 part,
                 uncached_tokens: cost.uncached_tokens,
                 ahead_tokens: u32::try_from(candidate.load.prefill_tokens).unwrap_or(u32::MAX),
-                running: candidate.load.running,
+                running: candidate.in_flight.running(),
                 warm_blocks: candidate.warm_blocks,
                 known_blocks: 0,
                 known_conversation: false,

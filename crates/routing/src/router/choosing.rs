@@ -25,7 +25,7 @@ use crate::{BlockHash, EndpointId, Moment};
 
 /// Turns of a session that may be over without a word of it here. It goes on when it was answered, which is before
 /// others say so, and must not flee from itself. 2: with a third replica the turn before may be untold too. A session
-/// that asks several things at once is held at its home a little more strongly.
+/// that asks several things at once is held at its home a little more strongly, but finds no more room there than others.
 const TURNS_UNTOLD: usize = 2;
 /// Tokens that must have been placed at an endpoint on average before it says anything that one has fewer.
 const PLACED_MEAN_MIN: u32 = 16_384;
@@ -53,7 +53,7 @@ pub(super) struct Asked<'a> {
     /// Where the request itself is charged already, and with how many prompt tokens.
     pub(super) charged: Option<(EndpointId, u32)>,
     /// What an endpoint must have for it, if it is to wait where none has.
-    pub(super) gate: Option<Gate<'a>>,
+    pub(super) gate: Option<Gate>,
 }
 
 /// What a decision came to, before anything is charged.
@@ -275,7 +275,7 @@ impl Router {
             let here = heard.1.iter().find(|(slot, _)| *slot == candidate.endpoint.slot);
             // A prompt that this one goes on from, and that another replica placed there a moment ago.
             if let Some((_, tokens)) = here.copied() {
-                candidate.load.without_one(tokens, shape.output_tokens);
+                candidate.is_without(tokens, shape.output_tokens);
             } else if home == Some(candidate.endpoint.id) {
                 for _ in 0..TURNS_UNTOLD {
                     candidate.load.without_one(shape.prompt_tokens, shape.output_tokens);

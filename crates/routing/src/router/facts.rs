@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use super::{EndpointChanges, Router};
+use crate::admission::Claim;
 use crate::endpoint::{OBSERVED_STALE, Signal, Standing};
-use crate::facts::{LoadPush, LoadRow, ObservedRow, Pulse, QueueRow, SpeedRow};
+use crate::facts::{LoadPush, LoadRow, ObservedRow, Pulse, QueuePush, QueueRow, SpeedRow};
 use crate::liveness::REPLICAS_MAX;
 use crate::view::View;
 use crate::{EndpointId, Moment, ReplicaId};
@@ -41,9 +42,14 @@ impl Origins {
     }
 
     /// The queues of the replicas that live.
-    pub(super) fn queues(&self) -> impl Iterator<Item = (&ReplicaId, &QueueRow)> {
+    pub(super) fn queues(&self) -> impl Iterator<Item = &HeardQueue> {
+        self.0.values().filter(|origin| origin.life == Life::Live).map(|origin| &origin.queue)
+    }
+
+    /// What the replicas that live claim by their queues.
+    pub(super) fn claims(&self) -> impl Iterator<Item = Claim> {
         let live = self.0.iter().filter(|(_, origin)| origin.life == Life::Live);
-        live.map(|(replica, origin)| (replica, &origin.queue))
+        live.flat_map(|(replica, Origin { queue, .. })| Claim::of(replica, &queue.row, queue.heard))
     }
 
     /// What was heard of `from`. When there is no room for one more, one that carries nothing makes room;
@@ -67,8 +73,27 @@ struct Origin {
     rows: BTreeMap<EndpointId, (LoadRow, u64)>,
     ejected: Vec<EndpointId>,
     speed: Vec<SpeedRow>,
-    queue: QueueRow,
+    queue: HeardQueue,
     life: Life,
+}
+
+/// What a replica said of its queue when it last said anything new.
+#[derive(Debug, Default)]
+pub(super) struct HeardQueue {
+    pub(super) row: QueueRow,
+    version: u64,
+    heard: Moment,
+}
+
+impl HeardQueue {
+    /// Takes what is newer, whichever way it came; whether it says anything new.
+    fn take(&mut self, row: &QueueRow, version: u64, now: Moment) -> bool {
+        if version < self.version || self.row.says(row) {
+            return false;
+        }
+        *self = Self { row: row.clone(), version, heard: now };
+        true
+    }
 }
 
 /// Whether what a replica says of its load counts.
@@ -92,6 +117,7 @@ impl Origin {
             }
         }
         (self.epoch, self.version, self.life) = (epoch, 0, Life::Live);
+        self.queue = HeardQueue::default();
         true
     }
 
@@ -148,7 +174,7 @@ impl Router {
                 .flat_map(|origin| origin.speed.iter().copied()),
         );
         self.apply_speeds(&rows);
-        pulse.queue = self.queue_row();
+        pulse.queue = self.queue_row(now);
         pulse
     }
 
@@ -235,8 +261,10 @@ impl Router {
         }
         origin.ejected.clone_from(&pulse.ejected);
         origin.speed.clone_from(&pulse.speed);
-        origin.queue.clone_from(&pulse.queue);
-        self.hear_queues(&origins);
+        if origin.queue.take(&pulse.queue, pulse.version, now) {
+            self.hear_full(&pulse.queue, now);
+            self.hear_queues(&origins);
+        }
         drop(origins);
         self.news.ring_here();
         for row in &pulse.observed {
@@ -272,6 +300,31 @@ impl Router {
         merged
     }
 
+    /// Takes in another replica's queue, if this is newer than what is known.
+    pub fn merge_queue(&self, from: &ReplicaId, push: &QueuePush, now: Moment) -> Merged {
+        let mut merged = Merged::default();
+        if *from == self.own {
+            return merged;
+        }
+        let view = self.view();
+        let mut origins = self.origins.lock();
+        let known = origins.of(from).filter(|origin| push.epoch >= origin.epoch);
+        let Some(origin) = known else {
+            merged.ignored = 1;
+            return merged;
+        };
+        if origin.begin_epoch(push.epoch, from, &view) {
+            self.estates.lock().lives_as(from, push.epoch);
+        }
+        if origin.queue.take(&push.queue, push.version, now) {
+            self.hear_full(&push.queue, now);
+            self.hear_queues(&origins);
+            drop(origins);
+            self.news.ring_here();
+        }
+        merged
+    }
+
     /// The replica is dead or gone: its load is no more. What it placed stays, for it describes the
     /// engines.
     pub fn replica_gone(&self, replica: &ReplicaId) {
@@ -282,7 +335,7 @@ impl Router {
             origin.rows.clear();
             origin.ejected.clear();
             origin.speed.clear();
-            origin.queue = QueueRow::default();
+            origin.queue.row = QueueRow::default();
             origin.life = Life::Gone;
         }
         self.hear_queues(&origins);
@@ -303,6 +356,7 @@ impl Router {
                 endpoint.set_row(replica, *row, now);
             }
         }
+        self.hear_queues(&origins);
     }
 
     /// Takes in this replica's own look at an engine.

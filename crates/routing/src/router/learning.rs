@@ -7,6 +7,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
 use super::{Active, Router};
+use crate::admission::FirstByte;
 use crate::decision::{Footing, Part};
 use crate::endpoint::{Endpoint, Served};
 use crate::facts::SpeedRow;
@@ -135,8 +136,8 @@ impl Router {
         }
     }
 
-    /// A stream's first byte has come, `took_ms` after it was sent: learns how the endpoint's own queue moves. That is
-    /// told at once, and not at the stream's end, because it says who has to wait.
+    /// A stream's first byte has come, `took_ms` after it was sent, and its charge knows: learns how the endpoint's own
+    /// queue moves. That is told at once, and not at the stream's end, because it says who has to wait.
     pub fn first_byte(&self, footing: &Footing, took_ms: f64, now: Moment) {
         if footing.part == Part::Decode {
             return;
@@ -145,7 +146,13 @@ impl Router {
         let Some(endpoint) = view.get(footing.endpoint) else { return };
         let own_us = footing.uncached_tokens as f32 * endpoint.speed().prefill_us_per_token;
         let own_ms = f64::from(own_us) / 1_000.0;
-        endpoint.queue_pace().learn(took_ms, own_ms, footing.uncached_tokens, footing.ahead_tokens, now);
+        let ahead = footing.ahead_tokens;
+        let excess_ms = endpoint.queue_pace().learn(took_ms, own_ms, footing.uncached_tokens, ahead, now);
+        let ahead_ms = f64::from(ahead as f32 * endpoint.speed().prefill_us_per_token) / 1_000.0;
+        let load = endpoint.load(now);
+        let now_running = if load.prefill_tokens == 0 { load.running } else { 0 };
+        let first_byte = FirstByte { excess_ms, ahead_ms, in_flight: footing.running, now_running };
+        endpoint.places().learn(first_byte, now);
     }
 
     /// What this replica has learned of speeds, to be told.

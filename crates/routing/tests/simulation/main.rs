@@ -5,6 +5,7 @@
 //! --nocapture` prints the figures.
 
 mod cache;
+mod overload;
 mod pd;
 mod replicas;
 mod workload;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use routing::endpoint::{EndpointSpec, Served, Signal};
-use routing::facts::{LedgerRecord, LoadPush, LoadRow, Pulse};
+use routing::facts::{LedgerRecord, LoadPush, LoadRow, Pulse, QueuePush, QueueRow};
 use routing::settings::Settings;
 use routing::{EndpointId, Moment, ReplicaId, Router};
 
@@ -14,7 +14,7 @@ const PULSE_HEARD_US: u64 = 50_000;
 
 /// What is on its way between two replicas.
 pub(crate) enum Word {
-    Push { ledger: Vec<LedgerRecord>, load: LoadPush },
+    Push { ledger: Vec<LedgerRecord>, load: LoadPush, queue: Option<QueuePush> },
     Pulse(Box<Pulse>),
 }
 
@@ -30,6 +30,7 @@ pub(crate) struct Replicas {
     pub(crate) routers: Vec<Router>,
     ids: Vec<ReplicaId>,
     told: Vec<BTreeMap<EndpointId, LoadRow>>,
+    told_queues: Vec<QueueRow>,
     versions: u64,
     /// From a change until other replicas know it by a push, in microseconds.
     push_us: u64,
@@ -50,7 +51,14 @@ impl Replicas {
             router
         };
         let routers = ids.iter().map(router).collect();
-        Self { routers, ids, told: vec![BTreeMap::new(); count], versions: 0, push_us }
+        Self {
+            routers,
+            ids,
+            told: vec![BTreeMap::new(); count],
+            told_queues: vec![QueueRow::default(); count],
+            versions: 0,
+            push_us,
+        }
     }
 
     /// What is new at `from`, as the product's gossip pushes it: records, and the rows that changed.
@@ -58,12 +66,16 @@ impl Replicas {
         let Some(router) = self.routers.get(from) else { return Vec::new() };
         let ledger = router.take_ledger(usize::MAX);
         let rows = self.changed_rows(from, now);
-        if ledger.is_empty() && rows.is_empty() {
+        let queue = self.routers[from].queue_row(Moment::from_micros(now));
+        let is_news = !self.told_queues[from].says(&queue);
+        if ledger.is_empty() && rows.is_empty() && !is_news {
             return Vec::new();
         }
         self.versions += 1;
+        self.told_queues[from].clone_from(&queue);
+        let queue = is_news.then_some(QueuePush { epoch: 1, version: self.versions, queue });
         let load = LoadPush { epoch: 1, version: self.versions, rows };
-        let word = |_| Word::Push { ledger: ledger.clone(), load: load.clone() };
+        let word = |_| Word::Push { ledger: ledger.clone(), load: load.clone(), queue: queue.clone() };
         self.to_others(from, now + self.push_us, word)
     }
 
@@ -98,6 +110,10 @@ impl Replicas {
         posted
     }
 
+    pub(crate) fn id(&self, replica: usize) -> &ReplicaId {
+        &self.ids[replica]
+    }
+
     fn to_others(&self, from: usize, at: u64, word: impl Fn(usize) -> Word) -> Vec<Posted> {
         let others = (0..self.routers.len()).filter(|to| *to != from);
         others.map(|to| Posted { at, to, from, word: word(to) }).collect()
@@ -106,9 +122,12 @@ impl Replicas {
     pub(crate) fn hear(&self, posted: &Posted) {
         let (router, now) = (&self.routers[posted.to], Moment::from_micros(posted.at));
         match &posted.word {
-            Word::Push { ledger, load } => {
+            Word::Push { ledger, load, queue } => {
                 router.merge_load(&self.ids[posted.from], load, now);
                 router.merge_ledger(ledger, now);
+                if let Some(queue) = queue {
+                    router.merge_queue(&self.ids[posted.from], queue, now);
+                }
             }
             Word::Pulse(pulse) => {
                 router.merge_pulse(&self.ids[posted.from], pulse, now);
