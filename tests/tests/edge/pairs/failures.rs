@@ -48,13 +48,21 @@ async fn when_prefill_fails_everywhere_the_request_is_served_whole_and_that_is_c
 
 #[actix_web::test]
 async fn a_stream_that_breaks_at_its_decode_engine_goes_on_through_another_pair() {
-    let pairs = Pairs::always(2, 2).await;
+    // Tokens come one by one, so that the first are read before the cut.
+    let mut slow = instant();
+    slow.timing.inter_token = Duration::from_millis(10);
+    let (prefill, decode) =
+        (engines(2, Role::Prefill, &instant()).await, engines(2, Role::Decode, &slow).await);
+    let pairs = Pairs::of(prefill, decode, &[("split", "always")]).await;
     let mut resumed = 0.0;
     for number in 0..64 {
         let content = text(&format!("prompt {number}"), 200);
-        let undisturbed: Value = pairs.chat(&content).await.json();
+        let undisturbed = pairs.chat(&content).await;
+        let home = undisturbed.header("x-grapevine-endpoint").expect("who answered").to_owned();
+        let undisturbed = undisturbed.json();
         // Its connection may break with everything that was on it: then it is a decode leg that failed.
-        pairs.decode[0].fail(Fault::ResetAfter { tokens: 3 }, Some(1));
+        let decode = pairs.decode.iter().find(|engine| engine.url() == home).expect("one of the pair");
+        decode.fail(Fault::ResetAfter { tokens: 3 }, Some(1));
         let body = chat(&content, true);
         let reply = pairs.node.post(CHAT, &body).await;
         let events = reply.text().lines().filter_map(|line| line.strip_prefix("data: "));
