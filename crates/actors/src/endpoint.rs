@@ -23,8 +23,10 @@ use crate::figures::{self, Figures};
 use crate::probe::{EngineProbe, ProbeError, ProbeReply, health, served};
 use crate::settings::ActorSettings;
 
-/// How often a due probe or scrape is looked for. A tick costs well under a microsecond.
-const TICK: Duration = Duration::from_millis(20);
+/// How often a due probe or scrape is looked for, at most: a tick costs a microsecond, and wakes a thread.
+const TICK_MIN: Duration = Duration::from_millis(20);
+/// And at least: an endpoint that was ejected is tried again within so much more than its pause.
+const TICK_MAX: Duration = Duration::from_millis(50);
 /// How long a list of models is believed.
 const SERVED_EVERY: Duration = Duration::from_secs(30);
 /// How long an engine without a metrics page is not asked for it again.
@@ -50,6 +52,8 @@ pub(crate) struct EndpointActor {
     /// Since when it has been waited for figures, if there were none yet.
     since: Moment,
     served_next: Moment,
+    /// How often it looks at what is due: five times in the shorter of the two periods.
+    tick_every: Duration,
     life: Life,
 }
 
@@ -80,6 +84,8 @@ impl Life {
 impl EndpointActor {
     pub(crate) fn new(spec: EndpointSpec, shared: Arc<Shared>) -> Self {
         let now = shared.clock.now();
+        let probe_every = shared.router.settings().breaker.probe_every;
+        let tick_every = (shared.settings.scrape_every.min(probe_every) / 5).clamp(TICK_MIN, TICK_MAX);
         Self {
             id: spec.id(),
             spec,
@@ -88,6 +94,7 @@ impl EndpointActor {
             scrape_next: now,
             since: now,
             served_next: now,
+            tick_every,
             life: Life::default(),
         }
     }
@@ -109,12 +116,20 @@ impl EndpointActor {
         if self.shared.router.begin_probe(self.id, now) == ProbeStart::Begun {
             self.begin_probe(now, matches!(*endpoint.served(), Served::Unknown), context);
         }
-        let owned = self.shared.router.scrape_owner(self.id).as_ref() == Some(self.shared.router.own());
-        let reachable = !matches!(endpoint.standing(), Standing::Ejected { .. });
-        let wanted = owned || self.is_unseen(endpoint.observed(), now);
-        if wanted && reachable && self.scraping.is_none() && now >= self.scrape_next {
-            self.begin_scrape(now, context);
+        if self.scraping.is_none() && now >= self.scrape_next {
+            // A tick that comes a little early is that one's, or it would be a whole tick late.
+            let pause = self.shared.settings.scrape_every.saturating_sub(self.tick_every / 2);
+            self.scrape_next = now.plus(pause);
+            let reachable = !matches!(endpoint.standing(), Standing::Ejected { .. });
+            if reachable && (self.is_owned() || self.is_unseen(endpoint.observed(), now)) {
+                self.begin_scrape(now, context);
+            }
         }
+    }
+
+    /// Whether this replica is the one that looks after the endpoint's figures.
+    fn is_owned(&self) -> bool {
+        self.shared.router.scrape_owner(self.id).as_ref() == Some(self.shared.router.own())
     }
 
     /// Whether nobody has told what the engine says of itself for longer than an owner would take.
@@ -153,7 +168,6 @@ impl EndpointActor {
     }
 
     fn begin_scrape(&mut self, now: Moment, context: &mut Context<Self>) {
-        self.scrape_next = now.plus(self.shared.settings.scrape_every);
         let (shared, spec) = (Arc::clone(&self.shared), self.spec.clone());
         let scrape = async move { shared.probe.get(&spec, "/metrics", shared.settings.probe_timeout).await };
         let handle = context.spawn(scrape.into_actor(self).map(move |reply, actor, _| {
@@ -211,7 +225,7 @@ impl Actor for EndpointActor {
     fn started(&mut self, context: &mut Self::Context) {
         context.set_mailbox_capacity(MAILBOX_MAX);
         self.tick(context);
-        context.run_interval(TICK, Self::tick);
+        context.run_interval(self.tick_every, Self::tick);
     }
 }
 

@@ -232,7 +232,8 @@ impl Lifecycle {
         match self.state {
             State::Retrying { after, staged } if self.begun.is_some() => {
                 self.settle_break(Aftermath::NotResumed(why));
-                let mut effects: Effects = staged.iter().map(|handed| handed.parted.release_staged()).collect();
+                let mut effects: Effects =
+                    staged.iter().map(|handed| handed.parted.release_staged()).collect();
                 effects.extend(self.break_off(EndCause::of(after), now));
                 effects
             }
