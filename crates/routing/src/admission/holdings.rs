@@ -76,8 +76,13 @@ impl Holdings {
         *self.elsewhere.lock() = Elsewhere { running, held };
     }
 
-    /// How the room is shared out between those that run and those that wait, whose sessions these are.
-    pub(super) fn sharing(&self, waiting: impl Iterator<Item = Option<SessionKey>>) -> Sharing<'_> {
+    /// How the room is shared out between those that run and those that wait, whose sessions these are: here, and by
+    /// bucket at other replicas as far as they have told.
+    pub(super) fn sharing(
+        &self,
+        waiting: impl Iterator<Item = Option<SessionKey>>,
+        elsewhere_waiting: impl Iterator<Item = Option<u16>>,
+    ) -> Sharing<'_> {
         let mut newcomers: Vec<u16> = Vec::new();
         let mut sessions =
             self.sessions.load(Ordering::Relaxed) + self.without_session.load(Ordering::Relaxed);
@@ -85,6 +90,13 @@ impl Holdings {
         let own = |bucket: u16| self.buckets[usize::from(bucket)].load(Ordering::Relaxed);
         for session in waiting {
             match session.map(bucket_of) {
+                None => sessions += 1,
+                Some(bucket) if own(bucket) == 0 => newcomers.push(bucket),
+                Some(_) => {}
+            }
+        }
+        for bucket in elsewhere_waiting {
+            match bucket {
                 None => sessions += 1,
                 Some(bucket) if own(bucket) == 0 => newcomers.push(bucket),
                 Some(_) => {}

@@ -28,8 +28,8 @@ pub use order::Next;
 pub(crate) use pace::QueuePace;
 pub(crate) use places::{FirstByte, Full, Places};
 pub use queue::{Entry, Queue, Service, Shed, Ticket};
-pub(crate) use turn::Patience;
 pub use turn::{Claim, Claimant};
+pub(crate) use turn::{Patience, number_of};
 
 /// What can be set of admission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

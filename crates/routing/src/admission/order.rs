@@ -1,5 +1,7 @@
 //! The one order of what waits here and what waits elsewhere.
 
+use std::time::Duration;
+
 use super::holdings::bucket_of;
 use super::{Claim, Claimant, Entry, Ticket};
 use crate::Moment;
@@ -15,6 +17,10 @@ pub(super) struct Head<'a> {
     pub(super) is_lost: bool,
     /// How many wait in its row.
     pub(super) waiting: u32,
+    /// Whether its session has something in flight.
+    pub(super) is_another: bool,
+    /// When it began to wait.
+    pub(super) since: Moment,
 }
 
 impl Head<'_> {
@@ -49,9 +55,17 @@ pub struct Next {
     /// replica counts: those rows move side by side. `u32::MAX` if one of its own session does: one at a time, so
     /// that a session is not given its last place twice.
     pub before: u32,
+    /// Whether its session has something in flight, so that one too many might be given to it.
+    pub is_another: bool,
+    /// When it began to wait.
+    pub since: Moment,
     /// Who has the first of those.
     pub first: Option<Claimant>,
 }
+
+/// Requests of one session that came within this time to two replicas came at once: each takes its own for the
+/// earlier, as the other's age is told with a delay. 20 ms: some pushes.
+const AT_ONCE: Duration = Duration::from_millis(20);
 
 /// One that waits somewhere.
 struct Waiter<'a> {
@@ -75,7 +89,7 @@ struct Row<'a>(Vec<Waiter<'a>>);
 ///
 /// Those whose session has its share go first, and those that have nothing to lose last. Of rows the one goes next
 /// whose first has most to lose; where nobody has anything to lose yet, the higher class.
-pub(super) fn next(heads: &[Head<'_>], claims: &[Claim], now: Moment) -> Option<Next> {
+pub(super) fn next(heads: &[Head<'_>], claims: &[Claim], replica: u64, now: Moment) -> Option<Next> {
     let own = heads.iter().map(|head| Waiter {
         entry: head.entry,
         session: head.entry.session.map(bucket_of),
@@ -110,18 +124,47 @@ pub(super) fn next(heads: &[Head<'_>], claims: &[Claim], now: Moment) -> Option<
             .reduce(|best, row| if row.goes_before(best, now) { row } else { best })?;
         let waiter = row.0.pop()?;
         match waiter.whose {
-            Whose::Own(ticket) => return Some(place(ticket, &waiter, &passed)),
+            Whose::Own(ticket) => {
+                let head = heads.iter().find(|head| head.ticket == ticket)?;
+                let next = place(head, &waiter, &passed, replica);
+                return Some(match at_once(&waiter, claims, replica) {
+                    Some(rival) => Next { before: u32::MAX, first: next.first.or(Some(rival)), ..next },
+                    None => next,
+                });
+            }
             Whose::Other(_) => passed.push(waiter),
         }
     }
 }
 
+/// Who goes before an own request of those of its session that came at once with it: the replicas take turns in the
+/// order of their hashes.
+fn at_once(own: &Waiter<'_>, claims: &[Claim], replica: u64) -> Option<Claimant> {
+    let session = own.session?;
+    let rival = |claim: &&Claim| {
+        claim.session == Some(session)
+            && claim.entry.pool == own.entry.pool
+            && claim.claimant.is_before(replica)
+            && came_at_once(&claim.entry, own.entry)
+    };
+    claims.iter().find(rival).map(|claim| claim.claimant)
+}
+
+fn came_at_once(one: &Entry, other: &Entry) -> bool {
+    one.arrived.since(other.arrived).max(other.arrived.since(one.arrived)) < AT_ONCE
+}
+
 /// What goes before an own request, of those that were passed.
-fn place(ticket: Ticket, own: &Waiter<'_>, passed: &[Waiter<'_>]) -> Next {
+fn place(head: &Head<'_>, own: &Waiter<'_>, passed: &[Waiter<'_>], replica: u64) -> Next {
     let entry = own.entry;
     let rivals = || passed.iter().filter(|waiter| waiter.entry.pool == entry.pool);
     let is_of_session = |waiter: &Waiter<'_>| own.session.is_some() && waiter.session == own.session;
+    let yields = |waiter: &Waiter<'_>| match waiter.whose {
+        Whose::Other(claimant) => came_at_once(waiter.entry, entry) && !claimant.is_before(replica),
+        Whose::Own(_) => false,
+    };
     let weight = |waiter: &Waiter<'_>| match waiter {
+        waiter if is_of_session(waiter) && yields(waiter) => 0,
         // What it holds after that is known then, and whether it may have one more.
         waiter if is_of_session(waiter) => u32::MAX,
         waiter if waiter.entry.expects_as(entry) => 1,
@@ -131,7 +174,9 @@ fn place(ticket: Ticket, own: &Waiter<'_>, passed: &[Waiter<'_>]) -> Next {
         Whose::Other(claimant) => Some(claimant),
         Whose::Own(_) => None,
     });
-    Next { ticket, pool: entry.pool, before: rivals().map(weight).fold(0, u32::saturating_add), first }
+    let before = rivals().map(weight).fold(0, u32::saturating_add);
+    let Head { ticket, is_another, since, .. } = *head;
+    Next { ticket, pool: entry.pool, before, first, is_another, since }
 }
 
 impl Row<'_> {

@@ -193,33 +193,41 @@ impl Queue {
     }
 
     /// Who goes next, leaving out the pools for which there is no room, and how many of what `claims` say waits
-    /// elsewhere go before it. A session that has more than its share in flight lets the others go before it.
+    /// elsewhere go before it. `replica` stands for this one. A session that has more than its share in flight lets the others go before it.
     pub fn next(
         &self,
         holdings: &Holdings,
         without_room: &[u64],
         claims: &[Claim],
+        replica: u64,
         now: Moment,
     ) -> Option<Next> {
-        let heads = self.heads(holdings, without_room, now);
-        order::next(&heads, claims, now)
+        let heads = self.heads(holdings, without_room, claims, now);
+        order::next(&heads, claims, replica, now)
     }
 
-    /// What others are to know of it, at most `max` rows.
-    pub fn told(&self, holdings: &Holdings, max: usize, now: Moment) -> Vec<HeadRow> {
-        let mut heads = self.heads(holdings, &[], now);
+    /// What others are to know of it, at most `max` rows. `claims` are what they have told of theirs.
+    pub fn told(&self, holdings: &Holdings, claims: &[Claim], max: usize, now: Moment) -> Vec<HeadRow> {
+        let mut heads = self.heads(holdings, &[], claims, now);
         heads.sort_by_key(|head| (head.is_sated, head.entry.priority, head.ticket));
         heads.truncate(max);
         heads.iter().map(|head| head.told(now)).collect()
     }
 
     /// The first of each row, leaving out those whose session has more than its share, if not all have.
-    fn heads(&self, holdings: &Holdings, without_room: &[u64], now: Moment) -> Vec<Head<'_>> {
-        let sharing = holdings.sharing(self.waiting.iter().map(|(.., entry)| entry.session));
-        let could = || self.entries().filter(|(_, entry)| !without_room.contains(&entry.pool));
-        let least = could().map(|(_, entry)| sharing.held(entry.session)).min().unwrap_or(0);
+    fn heads(
+        &self,
+        holdings: &Holdings,
+        without_room: &[u64],
+        claims: &[Claim],
+        now: Moment,
+    ) -> Vec<Head<'_>> {
+        let elsewhere = claims.iter().map(|claim| claim.session);
+        let sharing = holdings.sharing(self.waiting.iter().map(|(.., entry)| entry.session), elsewhere);
+        let could = || self.waiting.iter().filter(|(.., entry)| !without_room.contains(&entry.pool));
+        let least = could().map(|(.., entry)| sharing.held(entry.session)).min().unwrap_or(0);
         let mut heads: Vec<Head<'_>> = Vec::new();
-        for (ticket, entry) in could() {
+        for &(ticket, since, ref entry) in could() {
             let held = sharing.held(entry.session);
             let is_sated = sharing.is_sated(held);
             if is_sated && held != least {
@@ -234,7 +242,10 @@ impl Queue {
             let lost = heads.iter_mut().find(|head| is_lost && head.is_lost && head.entry.is_like(entry));
             match lost {
                 Some(head) => head.waiting += 1,
-                None => heads.push(Head { ticket, entry, is_sated, is_lost, waiting: 1 }),
+                None => {
+                    let is_another = held > 0;
+                    heads.push(Head { ticket, entry, is_sated, is_lost, waiting: 1, is_another, since });
+                }
             }
         }
         heads

@@ -51,7 +51,7 @@ fn queue_of(entries: &[Entry]) -> Queue {
 fn order(mut queue: Queue, now: Moment) -> Vec<Entry> {
     let holdings = Holdings::default();
     let mut order = Vec::new();
-    while let Some(Next { ticket, .. }) = queue.next(&holdings, &[], &[], now) {
+    while let Some(Next { ticket, .. }) = queue.next(&holdings, &[], &[], 0, now) {
         order.extend(queue.leave(ticket));
     }
     assert!(queue.is_empty());
@@ -100,7 +100,7 @@ fn a_session_with_more_than_its_share_lets_the_others_go_first() {
     let holdings = Arc::new(Holdings::default());
     let _held: Vec<_> = (0..4).map(|_| Held::new(&holdings, Some(session("greedy")))).collect();
     let queue = queue_of(&[of_session("greedy", 0), of_session("modest", 10)]);
-    let next = queue.next(&holdings, &[], &[], at(20)).unwrap().ticket;
+    let next = queue.next(&holdings, &[], &[], 0, at(20)).unwrap().ticket;
     let (first, _) = queue.entries().next().unwrap();
     assert_ne!(next, first, "the greedy one came first and has four of four");
 }
@@ -109,7 +109,7 @@ fn a_session_with_more_than_its_share_lets_the_others_go_first() {
 fn a_session_that_is_alone_may_have_everything() {
     let holdings = Arc::new(Holdings::default());
     let _held: Vec<_> = (0..40).map(|_| Held::new(&holdings, Some(session("alone")))).collect();
-    assert!(queue_of(&[of_session("alone", 0)]).next(&holdings, &[], &[], at(20)).is_some());
+    assert!(queue_of(&[of_session("alone", 0)]).next(&holdings, &[], &[], 0, at(20)).is_some());
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn what_a_session_has_through_other_replicas_counts() {
     let holdings = Holdings::default();
     let greedy = holdings::bucket_of(session("greedy"));
     let queue = queue_of(&[of_session("greedy", 0), of_session("modest", 10)]);
-    let first = |holdings: &Holdings| queue.next(holdings, &[], &[], at(20)).unwrap().ticket;
+    let first = |holdings: &Holdings| queue.next(holdings, &[], &[], 0, at(20)).unwrap().ticket;
     let (came_first, _) = queue.entries().next().unwrap();
     assert_eq!(first(&holdings), came_first);
     holdings.set_elsewhere(4, [(greedy, 1), (greedy, 3)]);
@@ -128,9 +128,9 @@ fn what_a_session_has_through_other_replicas_counts() {
 fn pools_without_room_are_passed_over() {
     let other = Entry { pool: 7, ..entry(Priority::Low, 5) };
     let queue = queue_of(&[entry(Priority::High, 0), other]);
-    let next = queue.next(&Holdings::default(), &[0], &[], at(2_000)).unwrap();
+    let next = queue.next(&Holdings::default(), &[0], &[], 0, at(2_000)).unwrap();
     assert_eq!(next.pool, 7);
-    assert_eq!(queue.next(&Holdings::default(), &[0, 7], &[], at(2_000)), None);
+    assert_eq!(queue.next(&Holdings::default(), &[0, 7], &[], 0, at(2_000)), None);
 }
 
 #[test]
@@ -192,13 +192,13 @@ fn the_soonest_class_that_comes_decides_when_to_hold_back() {
 
 /// What a replica tells of a queue of these at `now`, as others claim it.
 fn claims(name: &str, entries: &[Entry], now: Moment) -> Vec<Claim> {
-    let heads = queue_of(entries).told(&Holdings::default(), 8, now);
+    let heads = queue_of(entries).told(&Holdings::default(), &[], 8, now);
     let row = crate::facts::QueueRow { heads, ..Default::default() };
     Claim::of(&ReplicaId::new(name), &row, now).collect()
 }
 
 fn next(entries: &[Entry], claims: &[Claim], now: Moment) -> Next {
-    queue_of(entries).next(&Holdings::default(), &[], claims, now).unwrap()
+    queue_of(entries).next(&Holdings::default(), &[], claims, number_of(&ReplicaId::new("own")), now).unwrap()
 }
 
 #[test]
@@ -247,6 +247,31 @@ fn a_session_takes_one_turn_at_a_time_through_all_replicas() {
 }
 
 #[test]
+fn of_two_turns_of_a_session_that_come_at_once_both_replicas_take_the_same_for_the_first() {
+    let now = at(2_000);
+    let before = |own: &str, (came, rivals): (u64, u64)| {
+        let rival = if own == "a" { "b" } else { "a" };
+        let claims = claims(rival, &[of_session("greedy", rivals)], now);
+        let queue = queue_of(&[of_session("greedy", came)]);
+        let next =
+            queue.next(&Holdings::default(), &[], &claims, number_of(&ReplicaId::new(own)), now).unwrap();
+        assert!(next.before == 0 || next.first == Some(claims[0].claimant), "whom it waits for is known");
+        next.before
+    };
+    for apart_ms in [0, 1, 19] {
+        // Each hears of the other's with a delay, and takes its own for the earlier.
+        let both = ["a", "b"].map(|own| before(own, (900, 900 + apart_ms)));
+        assert!(both == [0, u32::MAX] || both == [u32::MAX, 0], "{apart_ms}: {both:?}");
+        let both = ["a", "b"].map(|own| before(own, (900 + apart_ms, 900)));
+        assert!(both == [0, u32::MAX] || both == [u32::MAX, 0], "{apart_ms}: {both:?}");
+    }
+    for own in ["a", "b"] {
+        assert_eq!(before(own, (900, 940)), 0, "the first to come");
+        assert_eq!(before(own, (940, 900)), u32::MAX, "the second");
+    }
+}
+
+#[test]
 fn a_session_with_more_than_its_share_goes_after_those_that_wait_elsewhere() {
     let now = at(2_000);
     let holdings = Arc::new(Holdings::default());
@@ -254,7 +279,7 @@ fn a_session_with_more_than_its_share_goes_after_those_that_wait_elsewhere() {
     holdings.set_elsewhere(4, [(1, 1), (2, 1), (3, 1), (4, 1)]);
     let queue = queue_of(&[Entry { priority: Priority::High, ..of_session("greedy", 0) }]);
     let modest = claims("b", &[entry(Priority::Low, 1_900)], now);
-    assert_eq!(queue.next(&holdings, &[], &modest, now).map(|next| next.before), Some(1));
+    assert_eq!(queue.next(&holdings, &[], &modest, 0, now).map(|next| next.before), Some(1));
 }
 
 #[test]
@@ -271,11 +296,11 @@ fn a_turn_that_is_not_taken_is_passed_over_and_one_that_is_taken_is_not() {
     let later = entry(Priority::High, 10);
     let mut busy = queue_of(&[entry(Priority::High, 0), later]);
     for moment in (200..400).step_by(20) {
-        let told = busy.told(&Holdings::default(), 8, at(moment));
+        let told = busy.told(&Holdings::default(), &[], 8, at(moment));
         let row = crate::facts::QueueRow { heads: told, ..Default::default() };
         let claim = Claim::of(&ReplicaId::new("c"), &row, at(moment)).next().unwrap();
         assert!(!patience.is_over(0, claim.claimant, at(moment)), "each time it is another that waits");
-        let ticket = busy.next(&Holdings::default(), &[], &[], at(moment)).unwrap().ticket;
+        let ticket = busy.next(&Holdings::default(), &[], &[], 0, at(moment)).unwrap().ticket;
         busy.leave(ticket);
         busy.join(later, &settings(), at(moment)).unwrap();
     }
@@ -331,7 +356,7 @@ proptest! {
                     }
                 }
                 Step::Serve if running.len() < PLACES => {
-                    let Some(Next { ticket, .. }) = queue.next(&holdings, &[], &[], now) else { continue };
+                    let Some(Next { ticket, .. }) = queue.next(&holdings, &[], &[], 0, now) else { continue };
                     let waiting: Vec<SessionKey> = queue.entries().filter_map(|(_, each)| each.session).collect();
                     let served = queue.leave(ticket).unwrap().session.unwrap();
                     let number = (0..6).find(|number| name(*number) == served).unwrap();
@@ -375,4 +400,21 @@ proptest! {
         prop_assert_eq!(holdings.told(10), vec![]);
         prop_assert_eq!(accounted, joined, "each is served or refused or leaves, once");
     }
+}
+
+#[test]
+fn sessions_that_wait_elsewhere_have_a_share_too() {
+    let now = at(2_000);
+    let holdings = Arc::new(Holdings::default());
+    let _held: Vec<_> = (0..2).map(|_| Held::new(&holdings, Some(session("greedy")))).collect();
+    // Two of four places, with nobody else but who has the other two: more than half of them is not its share.
+    holdings.set_elsewhere(2, [(1, 2)]);
+    let queue = queue_of(&[of_session("greedy", 0)]);
+    let is_sated = |claims: &[Claim]| queue.told(&holdings, claims, 8, now)[0].is_sated;
+    assert!(!is_sated(&[]));
+    assert!(is_sated(&claims(
+        "b",
+        &[of_session("modest", 0), Entry { pool: 7, ..of_session("shy", 0) }],
+        now
+    )));
 }

@@ -28,6 +28,18 @@ pub struct Claimant {
     number: u64,
 }
 
+impl Claimant {
+    /// Whether its replica goes before that one where nothing else says who does.
+    pub(super) const fn is_before(self, replica: u64) -> bool {
+        self.replica < replica
+    }
+}
+
+/// What stands for a replica in the order of all.
+pub(crate) fn number_of(replica: &ReplicaId) -> u64 {
+    xxh3_64(replica.as_str().as_bytes())
+}
+
 /// The first of a row that waits at another replica.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Claim {
@@ -50,7 +62,7 @@ impl Claim {
         queue: &'a QueueRow,
         heard: Moment,
     ) -> impl Iterator<Item = Self> + use<'a> {
-        let replica = xxh3_64(replica.as_str().as_bytes());
+        let replica = number_of(replica);
         queue.heads.iter().take(HEADS_MAX).map(move |head| Self::new(replica, head, heard))
     }
 
