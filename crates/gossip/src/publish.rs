@@ -127,6 +127,7 @@ impl Publisher {
             // Whoever comes first finds all of it: the ledger by its snapshot, the load by the first push.
             self.told = self.shared.log.lock().head().sequence;
             self.pushed.clear();
+            self.pace.spend(now);
             return;
         }
         let version = self.next_version(now);
