@@ -6,7 +6,7 @@ use actix::{Actor, ActorContext, Context, Handler, Message};
 use routing::Moment;
 use routing::lifecycle::Event;
 
-use super::handle::Shared;
+use super::shared::Shared;
 
 /// Messages that one lifecycle's mailbox holds. 32: a request of the most tries says less in its whole life.
 pub(super) const MAILBOX_MAX: usize = 32;

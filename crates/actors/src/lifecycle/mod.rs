@@ -7,6 +7,7 @@
 
 mod actor;
 mod handle;
+mod shared;
 mod table;
 mod worker;
 

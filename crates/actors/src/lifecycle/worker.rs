@@ -17,7 +17,8 @@ use routing::retry::{BudgetConfig, RetryBudget, RetryPlan};
 use routing::{EndpointId, Moment};
 use tokio::sync::Notify;
 
-use super::handle::{Account, LifecycleHandle, Shared};
+use super::handle::{Account, LifecycleHandle};
+use super::shared::Shared;
 use super::table::{RequestTable, Row};
 
 /// How often limits and actors are looked at. 50 ms: a limit is a matter of seconds, and a lost actor is to
